@@ -1,7 +1,7 @@
 """Losses and their gradients in fused CUDA kernels, for PyTorch and CuPy, with no compiler on the machine.
 
-Importing this touches no GPU and imports neither torch nor CuPy. It makes the run-time compiler of CUDA 11's wheels
-findable where CuPy for CUDA 11 is installed.
+Importing the package touches no GPU and imports neither torch nor CuPy. If CuPy for CUDA 11 is installed, it preloads
+the run-time compiler from CUDA 11's wheel, where CuPy would not find it.
 """
 
 from cupylosses import functional

@@ -1,4 +1,4 @@
-"""The library that owns the arrays of a call, after taking over, zero-copy, those of others on the same device."""
+"""Finds the library that owns a call's arrays, and adopts arrays of others on the same device without copying them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIBRARIES = ("torch", "cupy", "numpy")
 
 
 def common_library(loss: Definition, names: Sequence[str], arrays: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """The library that owns all arrays, and the arrays as its own. CuPy arrays beside torch tensors become tensors."""
+    """Returns the library that owns the arrays, and these as its own. CuPy arrays next to tensors become tensors."""
     known = interop.known_kinds
     first = known.get(type(arrays[0]))
     if first in LIBRARIES and all([known.get(type(x)) == first for x in arrays]):
@@ -22,10 +22,10 @@ def common_library(loss: Definition, names: Sequence[str], arrays: tuple[Any, ..
 
 
 def adopted(loss: Definition, names: Sequence[str], arrays: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
-    """The library that owns all arrays, and the arrays as its own, of whatever types they are.
+    """The general case of :func:`common_library`, for arrays of any types.
 
     Raises:
-        TypeError: something that is no array, or arrays of libraries that do not share memory.
+        TypeError: An argument is not an array, or the arrays belong to libraries that do not share memory.
     """
     kinds = [interop.kind(x) for x in arrays]
     for name, kind, x in zip(names, kinds, arrays, strict=True):

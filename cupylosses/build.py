@@ -13,15 +13,15 @@ from cupylosses.definition.docstring import docstring
 from cupylosses.definition.registry import remember
 from cupylosses.definition.signature import compiled
 
-#: Where the functions of this library's own losses are.
+#: Module of the public functions of this library's own losses.
 HOME = "cupylosses.functional"
 
 
 def function_of(loss: Definition, module: str = HOME) -> Callable[..., Any]:
-    """The public function of a definition; ``function.prepare`` checks the same arguments and returns the call.
+    """Builds the public function of a definition; ``function.prepare`` checks the same arguments and returns the call.
 
-    Its body checks nothing itself: it finds the backend by the operands' type, lets torch's override protocol take the
-    call where an operand has it, and hands arrays and settings to the engine.
+    The function's body checks nothing itself: it selects the backend by the type of the operands, delegates to torch's
+    override protocol if an operand implements it, and passes arrays and settings to the engine.
     """
 
     def names(items: Any) -> str:
@@ -35,7 +35,7 @@ def function_of(loss: Definition, module: str = HOME) -> Callable[..., Any]:
     extra = [
         x for x in loss.array_names if x not in {y.name for y in loss.operands if y.default is None} and x != "None"
     ]
-    # Operands that may be left out, weights and masks need not be of the same type.
+    # Optional operands, weights and masks may have other types: if one is given, the general path looks at them.
     hand_over = [f"if not ({' is '.join([*extra, 'None'])}): _library = _any"] if extra else []
     operands = names(x.name for x in loss.operands)
     overridden = f"if _library is _any and (_others := _overridden({operands})): return _others(_self[0], locals())"
@@ -59,7 +59,7 @@ def function_of(loss: Definition, module: str = HOME) -> Callable[..., Any]:
     function.__prepare_scriptable__ = partial(checks.refuse_script, loss.name)
     function.loss = loss
     remember(loss)
-    # Found out here: torch.compile cannot look into the lock that a cached property takes the first time.
+    # Resolved now: torch.compile cannot trace the lock that the first access to a cached property takes.
     loss.resolve()
     prepare = [f"return _prepare({bound})"]
     function.prepare = compiled(loss.name, loss.arguments, prepare, module, _prepare=dispatch.prepare, _loss=loss)
@@ -67,8 +67,8 @@ def function_of(loss: Definition, module: str = HOME) -> Callable[..., Any]:
 
 
 def _overridden(*operands: Any) -> Callable[..., Any] | None:
-    """A caller of the public function through torch's override protocol, or None if no operand has the protocol."""
-    # torch.compile does not trace the question for None.
+    """Returns a function that calls through torch's override protocol, or None if no operand implements it."""
+    # None is skipped first: torch.compile does not trace the check for it.
     others = [x for x in operands if x is not None and interop.stands_for_a_tensor(x)]
     if not others:
         return None

@@ -1,4 +1,4 @@
-"""One call of a loss, after its arguments were checked and before a backend takes it."""
+"""One call of a loss: its checked arguments, in the form in which engines pass them to backends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Call(NamedTuple):
 
     Attributes:
         loss: The definition, or a modification of one (a weight, a mask, a tangent).
-        arrays: The operands, then the other arrays that kernels read, in the order of the engine. All are present:
-            optional arrays that a call leaves out are missing here, and ``static`` says so.
-        static: Everything that a plan specialises on, as a hashable named tuple of the engine's.
-        scalars: The numbers that kernels take at run time.
-        normalizer: None, a float, or a 0-d array of any library that a mean divides by.
+        arrays: The operands, then the other arrays that kernels read, in the engine's order. An optional array that the
+            call omits has no entry here, and ``static`` records that.
+        static: Everything that a plan specialises on, as a hashable named tuple that the engine defines.
+        scalars: The numbers that kernels receive at run time.
+        normalizer: Replacement for the divisor of a mean: None, a float, or an array of one number of any library.
     """
 
     loss: Definition
@@ -26,5 +26,5 @@ class Call(NamedTuple):
     normalizer: Any = None
 
 
-#: A call as a plain tuple, which is built in a fifth of the time.
+#: A call as a plain tuple, which takes a fifth of the time to build.
 Parts = tuple[Any, tuple[Any, ...], Any, tuple[float, ...], Any]

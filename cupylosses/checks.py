@@ -1,6 +1,7 @@
-"""Checks of arguments that all engines share, with their messages: function, argument, got, expected, way out.
+"""Argument checks that all engines share.
 
-They raise ``TypeError`` for types and dtypes, ``ValueError`` for shapes and values, before any kernel is launched.
+Each message names the function, the argument, what it got, what it expects, and a way out. The checks raise
+``TypeError`` for types and dtypes and ``ValueError`` for shapes and values, before any kernel is launched.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from typing import Any
 from cupylosses import interop
 from cupylosses.definition.base import Definition, Flag, Parameter
 
-#: Dtypes of operands, and those that are accepted too where the definition takes integers.
+#: Dtypes of operands, and the dtypes that are accepted too if the definition allows integers.
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("bool", "int8", "uint8", "int16", "int32", "int64")
 
 
 def _is_inside(frame: FrameType) -> bool:
-    # Functions compiled from source have no `__name__`: torch.compile would look up their globals in that module.
+    # Functions compiled from source are recognised by their file name. They have no `__name__`, because torch.compile
+    # would look up their globals in that module.
     return frame.f_globals.get("__name__", frame.f_code.co_filename.lstrip("<")).startswith(_INSIDE)
 
 
 def warn(message: str) -> None:
-    """Warns at the user's line that called the library, directly or through a Module."""
+    """Issues a warning located at the user's line that called the library, directly or through a Module."""
     frame, level = sys._getframe(1), 2
     while frame.f_back and _is_inside(frame):
         frame, level = frame.f_back, level + 1
@@ -49,7 +51,7 @@ def reduction(loss: Definition, value: Any) -> str:
 
 
 def out_dtype(loss: Definition, value: Any) -> str:
-    """Name of a floating dtype, which is given as a dtype of torch or NumPy, or by name."""
+    """Name of a floating dtype that is given as a dtype of torch or NumPy, or by name."""
     name = getattr(value, "__name__", None) or getattr(value, "name", None) or str(value).removeprefix("torch.")
     if name not in FLOATING:
         raise TypeError(
@@ -80,7 +82,7 @@ def normalizer(loss: Definition, value: Any, reduction: str) -> Any:
 
 
 def number(loss: Definition, name: str, value: Any) -> float:
-    """The number in place of an operand, as a float."""
+    """Converts a number that replaces an operand to a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise not_an_array(loss, name, value)
     return _float(loss, name, value)
@@ -94,7 +96,7 @@ def _float(loss: Definition, name: str, value: Any) -> float:
 
 
 def legacy_reduction(loss: Definition, size_average: bool | None, reduce: bool | None) -> str:
-    """Reduction equivalent to torch's deprecated arguments, with one warning that names it."""
+    """Reduction equivalent to torch's deprecated arguments; issues one warning that names it."""
     average = True if size_average is None else size_average
     result = "none" if reduce is not None and not reduce else "mean" if average else "sum"
     warn(f"{loss.name}: `size_average` and `reduce` are deprecated; use reduction={result!r}.")
@@ -102,7 +104,7 @@ def legacy_reduction(loss: Definition, size_average: bool | None, reduce: bool |
 
 
 def parameter(loss: Definition, spec: Parameter, value: Any) -> float:
-    """The value of a parameter as a float, after a check of its range."""
+    """Converts the value of a parameter to a float and checks its range."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             hint = " Take it off the device with `.item()` first." if hasattr(value, "item") else ""
@@ -147,7 +149,7 @@ def not_dense(loss: Definition, name: str, layout: Any) -> TypeError:
 
 
 def libraries(loss: Definition, kinds: Sequence[str], names: Sequence[str] | None = None) -> None:
-    """Raises for operands of several array libraries; ``names`` are those of the loss's operands by default."""
+    """Raises for operands of several array libraries; ``names`` default to those of the loss's operands."""
     found = [f"`{name}` from {kind}" for name, kind in zip(names or _names(loss), kinds, strict=True)]
     raise TypeError(
         f"{loss.name}: operands must come from one array library, got {' and '.join(found)}. "
@@ -157,7 +159,7 @@ def libraries(loss: Definition, kinds: Sequence[str], names: Sequence[str] | Non
 
 
 def used_up(loss: Definition) -> RuntimeError:
-    """The error for a second backward through a loss whose gradient was written over its logits."""
+    """Error for a second backward through a loss whose gradient was written over its logits."""
     return RuntimeError(
         f"{loss.name}: a second backward, but the first one wrote the gradient over `{loss.operands[0].name}`. "
         "Leave out inplace_backward=True to go backward more than once."
@@ -165,7 +167,7 @@ def used_up(loss: Definition) -> RuntimeError:
 
 
 def devices(loss: Definition, found: Sequence[Any], names: Sequence[str] | None = None) -> None:
-    """Raises for operands on several devices; ``names`` are those of the loss's operands by default."""
+    """Raises for operands on several devices; ``names`` default to those of the loss's operands."""
     where = [f"`{name}` on {device}" for name, device in zip(names or _names(loss), found, strict=True)]
     raise ValueError(
         f"{loss.name}: operands must be on one device, got {' and '.join(where)}. Move one with `.to(device)`."
@@ -177,16 +179,16 @@ def _names(loss: Definition) -> list[str]:
 
 
 def dtype_name(x: Any) -> str:
-    """The name of an array's dtype, the same for every library."""
-    # Not remembered: torch.compile guards what a dictionary does not hold, and tracing fills it.
+    """Name of an array's dtype, the same for every library."""
+    # Not cached in a dictionary: torch.compile would guard on the absence of the key, which tracing then adds.
     name = str(x.dtype)
     if name.startswith("torch."):
         return name.removeprefix("torch.")
-    return str(getattr(x.dtype, "name", name))  # NumPy's says nothing of the byte order
+    return str(getattr(x.dtype, "name", name))  # NumPy's `name` omits the byte order
 
 
 def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:
-    """Dtype of the result. With ``ranks``, by torch's rule: a 0-d tensor does not widen tensors with dimensions."""
+    """Dtype of the result. With ``ranks``, torch's rule holds: a 0-d tensor does not widen tensors with dimensions."""
     floating = [i for i, name in enumerate(names) if name in FLOATING]
     if ranks is not None and any(ranks[i] > 0 for i in floating):
         floating = [i for i in floating if ranks[i] > 0]
@@ -197,7 +199,7 @@ def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:
 
 
 def no_reference(loss: Definition) -> NotImplementedError:
-    """The error for a call that takes a reference formula, of a loss that was defined without one."""
+    """Error for a call that needs the reference formula of a loss that was defined without one."""
     return NotImplementedError(
         f"{loss.name}: this loss was defined without a `reference`, which CPU arrays, empty operands, tensor "
         f"subclasses and {loss.derivatives_by_formula} take. Give its definition one, or move the operands to a GPU."
@@ -205,7 +207,7 @@ def no_reference(loss: Definition) -> NotImplementedError:
 
 
 def wrong_shape_of_reference(loss: Definition, got: Any, expected: Sequence[int], each: str) -> ValueError:
-    """The error for a reference formula that does not return one value for ``each`` element or row."""
+    """Error for a reference formula that does not return one value for ``each`` element or row."""
     found = "no array" if got is None else f"an array of shape {tuple(got)}"
     return ValueError(
         f"{loss.name}: `reference` must return one value per {each}, of shape {tuple(expected)}, got {found}. Leave "

@@ -1,4 +1,4 @@
-"""``define_loss`` and ``define_statistics``: users' losses, with everything that the library's own have."""
+"""``define_loss`` and ``define_statistics``: users' losses, with all features of the library's own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def define_loss(
         let: Named parts of the expression; each sees those before it.
         constants: Named numbers that follow from the parameters by arithmetic, such as ``{"rest": "1 - alpha"}``; each
             sees those before it. They are computed in float64 and rounded once.
-        derivatives: Hand-written derivatives of the value, by name of the operand, where the automatic one cancels.
+        derivatives: Hand-written derivatives of the value, by name of the operand, where cancellation spoils the
+            automatic one.
         reference: The loss through the array API, ``reference(xp, *operands, **parameters)``. It serves CPU arrays,
             empty operands, tensor subclasses and third derivatives, which raise without it.
         flags: Bools that select a variant of the kernel: names with defaults, or :class:`Flag`.
@@ -176,18 +177,19 @@ def define_statistics(
         parameters: Numbers that the kernel takes at run time: names with defaults, or :class:`Parameter`.
         row_operands: Tensor arguments with one value per row, such as labels, which follow the operands: names, or
             :class:`Operand`. They also take integers and bools if given by name.
-        norms: Component of each norm, likewise by name: ``(sum |component|^p)^(1/p)``, the largest one for an infinite
-            degree. The degree is the parameter ``p``, which must be > 0; 2 without such a parameter.
-        first: Operand of each name that stands for the operand's first element in the row, a constant without a
-            derivative. Subtracted in statistics, it leaves more digits to sums of squares; the value of a row must not
-            depend on it otherwise.
-        only_with: Flag of each statistic or norm that is needed only if that flag is set; it is 0 otherwise.
+        norms: Component of each norm, an expression like those of ``statistics``, by name. The norm is
+            ``(sum |component|^p)^(1/p)``, or the largest ``|component|`` for an infinite degree. The degree is the
+            parameter ``p``, which must be > 0; it is 2 without such a parameter.
+        first: Operand by name, where the name stands for the operand's first element in the row, a constant without a
+            derivative. Subtracting it in statistics preserves digits of sums of squares; the value of a row must not
+            otherwise depend on it.
+        only_with: Flag by name of a statistic or norm that is needed only if that flag is set and is 0 otherwise.
         let: Named parts of ``value``; each sees those before it.
         constants: Named numbers that follow from the parameters by arithmetic, such as ``{"rest": "1 - alpha"}``; each
             sees those before it. They are computed in float64 and rounded once.
         reference: The loss through the array API: ``reference(xp, *operands, **parameters)`` returns the value of each
             row of operands in float64 with the features last. It serves CPU arrays, empty operands, tensor subclasses
-            and third derivatives, and with many statistics second ones too, which raise without it.
+            and third derivatives, and with many statistics also second ones; all of these raise without it.
         flags: Bools that select a variant of the kernel: names with defaults, or :class:`Flag`.
         summary: First line of the docstring.
         formula: Formula in the docstring; by default the expression.
@@ -266,7 +268,7 @@ def _defined(
     convention: str | None,
     **fields: Any,
 ) -> Callable[..., Any]:
-    """The function of a loss that the caller of ``caller``, two frames up, defines.
+    """Builds the function of a loss. The code that defines it is two frames up, the caller of ``caller``.
 
     ``parts`` are the expressions besides ``value``, by field and name.
     """
@@ -292,8 +294,10 @@ def _defined(
 def _operands(
     caller: str, loss: str, given: Sequence[str | Operand], labels: bool | None = None
 ) -> tuple[Operand, ...]:
-    """The operands of a definition. Those given by name take integers if they are ``labels``; by default all may be
-    but the first, which is the prediction.
+    """Operands of a definition.
+
+    An operand given by name accepts integers if it may be a label: all or none by ``labels``; by default all but the
+    first, which is the prediction.
     """
     if isinstance(given, str):
         raise TypeError(
@@ -325,8 +329,8 @@ def _specified(
 def _places(parts: Mapping[str, str], file: str, line: int) -> dict[str, tuple[str, int]]:
     """File and line where each expression begins.
 
-    That is the line of an equal string in the calling statement, or else of the nearest one in the file. An expression
-    that was computed, or typed into an interpreter, is in no file, and gets the line of the call.
+    That is the line of an equal string in the calling statement, or else of the nearest equal string in the file. An
+    expression that was computed, or typed into an interpreter, is in no file, and gets the line of the call.
     """
     linecache.checkcache(file)
     nodes = _parsed("".join(linecache.getlines(file)))
@@ -351,12 +355,12 @@ def _places(parts: Mapping[str, str], file: str, line: int) -> dict[str, tuple[s
 def _parsed(text: str) -> list[ast.AST]:
     try:
         return list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):  # an interpreter may show what is not a Python file
+    except (SyntaxError, ValueError):  # the lines that an interpreter provides may not be a Python file
         return []
 
 
 def _same(value: Any, expression: str) -> bool:
-    """True if both have the same words: an expression may have been dedented."""
+    """True if both consist of the same words: an expression may have been dedented."""
     return isinstance(value, str) and value.split() == expression.split()
 
 

@@ -1,4 +1,4 @@
-"""From a checked call to the backend of the library that owns its arrays."""
+"""Dispatches a checked call to the backend of the library that owns its arrays."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cupylosses.definition.base import Definition
 
 _BACKENDS: dict[str, Any] = {"torch": None, "cupy": None, "numpy": None}
 
-#: Backends by the type of a call's operands, where the type tells: torch's tensors.
+#: Backends by type of a call's operands, for the types that determine the backend: torch's plain tensors.
 SHORTCUTS: dict[type, Any] = {}
 
 
 def prepare(loss: Definition, *arguments: Any) -> Call:
-    """The call of what the engine binds."""
+    """Checks and binds arguments with the loss's engine, and returns the call."""
     return Call(*loss.engine.bind(loss, *arguments))
 
 
 def evaluate(call: Parts) -> Any:
-    """Finds the library that owns the arrays, and hands over."""
+    """Evaluates a call with the backend of the library that owns its arrays."""
     loss, arrays, static, *rest = call
     found = Call(loss, arrays, static)
     library, arrays = common_library(loss, loss.engine.names(found) if len(arrays) > 1 else [], arrays)
@@ -30,7 +30,7 @@ def evaluate(call: Parts) -> Any:
 def backend(library: str) -> Any:
     """The module that evaluates losses of a library's arrays, imported on first use."""
     if _BACKENDS[library] is None:
-        # Statements, which Dynamo traces; it breaks the graph at import_module.
+        # Import statements, because Dynamo traces these but breaks the graph at `import_module`.
         if library == "torch":
             from cupylosses.backends.torch import evaluation
 

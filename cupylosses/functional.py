@@ -1,7 +1,8 @@
-"""The functions: one per definition, with torch's names, arguments and results where torch has the loss.
+"""The public functions: one per definition, with torch's names, arguments and results where torch has the loss.
 
-Each takes torch tensors, CuPy arrays, NumPy arrays or anything with ``__dlpack__`` and returns what it was given. They
-are built from the definitions when this module is imported; ``functional.pyi`` spells them out for editors.
+Each accepts torch tensors, CuPy arrays, NumPy arrays or any object with ``__dlpack__``, and returns arrays of the same
+library. The functions are built from the definitions when this module is imported; ``functional.pyi`` spells them out
+for editors.
 """
 
 import cupylosses.losses  # noqa: F401  (importing it makes the definitions)

@@ -1,7 +1,7 @@
-"""Array libraries: which one owns an array, and zero-copy exchange through DLPack.
+"""Ownership of arrays by array libraries, and zero-copy exchange through DLPack.
 
-Neither torch nor CuPy is imported before the user has imported it, which an array of theirs proves. The one exception:
-CuPy launches the kernels, so a CUDA tensor of torch imports it.
+Neither torch nor CuPy is imported before the user has imported it, which an array of theirs proves. There is one
+exception: CuPy launches the kernels, so a CUDA tensor of torch imports it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ITEMSIZE = {
 
 @cache
 def cupy() -> ModuleType:
-    """The module ``cupy``; the error without it names the wheel to install."""
+    """Imports ``cupy``; if that fails, the error names the wheel to install."""
     try:
         return importlib.import_module("cupy")
     except ImportError as error:
@@ -54,13 +54,13 @@ def load_cuda11_compiler() -> None:
 
     CuPy 13 opens the compiler by its bare name. The loader does not search wheels, but finds a library that is already
     loaded, so that CuPy compiles kernels on a machine without a CUDA toolkit. On other machines this costs a few
-    microseconds, for a look into each directory of ``sys.path``.
+    microseconds, to look into each directory of ``sys.path``.
     """
     _load_cuda11("cuda_nvrtc", _CUDA11_COMPILER)
 
 
 def cublas() -> Any:
-    """CuPy's binding of cuBLAS, for CUDA 11 from its wheel if the loader does not find it.
+    """Imports CuPy's binding of cuBLAS; for CUDA 11, preloads cuBLAS from its wheel if the loader does not find it.
 
     Raises:
         ImportError: CuPy finds no cuBLAS of its version of CUDA.
@@ -111,8 +111,8 @@ def kept_locale() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------------------------
 # Ownership of arrays
 
-#: Library by type of array, for types seen before. Callers use the dictionary, not a bound ``get``: Dynamo traces the
-#: method of a dictionary that it knows, but that of torch 2.11 breaks the graph at a bound one.
+#: Cache of :func:`kind`: library by type of array. Callers use the dictionary, not a bound ``get``: Dynamo traces a
+#: method of a dictionary that it knows, but that of torch 2.11 breaks the graph at a bound method.
 known_kinds: dict[type, str] = {}
 
 
@@ -139,9 +139,9 @@ def _find_kind(x: Any) -> str:
     return "dlpack" if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else "unknown"
 
 
-#: At most one function, of torch's backend: true while a compiler records a call, which must use nothing that was kept
-#: from an earlier one. Empty until that backend is imported, since the first call of a process may be recorded. A list,
-#: because Dynamo cannot guard a name that is None when it starts to trace, and a function when it ends.
+#: At most one predicate, added when torch's backend is imported: True while a compiler traces a call, which must then
+#: use nothing cached from an earlier one. The first call of a process may itself be traced and import the backend, so
+#: this is a list: Dynamo cannot guard a name that is None when it starts to trace and a function when it ends.
 tracers: list[Callable[[], bool]] = []
 
 
@@ -153,8 +153,8 @@ def stands_for_a_tensor(x: Any) -> bool:
 def namespace(x: Any) -> Any:
     """Array API namespace of the library that owns ``x``.
 
-    ``array_api_compat.array_namespace`` searches all loaded modules. Dynamo guards on these while it loads more of
-    them; a plain import it can trace.
+    ``array_api_compat.array_namespace`` would search all loaded modules, on which Dynamo guards while it loads more of
+    them. Dynamo can trace a plain import.
     """
     match kind(x):
         case "torch":
@@ -176,7 +176,7 @@ DLPACK_CPU = 1
 
 
 def adopt(x: Any, to: str | None) -> Any:
-    """Zero-copy conversion of an array to the library ``to``, or if None to the one that fits its device."""
+    """Converts an array without copying to the library ``to``; if None, to CuPy or NumPy, whichever fits its device."""
     if to == "torch":
         import torch
 
@@ -189,26 +189,28 @@ def adopt(x: Any, to: str | None) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Facts that the host knows, beside arrays on a device
+# Values that the host has, used together with arrays on a device
 
 
 def integers(values: Sequence[int], shape: tuple[int, ...]) -> Any:
-    """Integers of the host as an int64 array of NumPy's."""
+    """Converts integers of the host to a NumPy array of dtype int64."""
     import numpy
 
     return numpy.asarray(values, dtype=numpy.int64).reshape(shape)
 
 
 def number(value: float) -> Any:
-    """A number as a float64 array of NumPy's without dimensions."""
+    """Converts a number to a 0-d NumPy array of dtype float64."""
     import numpy
 
     return numpy.asarray(value, dtype=numpy.float64)
 
 
 def host_values(x: Any, beside: Any) -> list[int] | None:
-    """The elements of an array that the host has while ``beside`` is elsewhere; None where reading it would wait, where
-    it has no values (a compiler or a transform has made it), or where a formula or a kernel reads it anyway.
+    """Elements of an integer array in host memory that is used together with the device array ``beside``, or None.
+
+    None means that reading the array would wait for a device, that it has no values because a compiler or a transform
+    made it, or that a formula or a kernel reads it anyway.
     """
     if kind(x) == "numpy":
         return [int(v) for v in x.reshape(-1)] if kind(beside) != "numpy" else None
@@ -222,13 +224,15 @@ def host_values(x: Any, beside: Any) -> list[int] | None:
     return found
 
 
-#: Memory that graphs under capture copy from, whenever they are replayed.
+#: Pinned buffers that captured CUDA graphs copy from at every replay, kept alive here.
 _captured: list[Any] = []
 
 
 def placed(beside: Any, arrays: Sequence[Any]) -> list[Any]:
-    """The arrays as ones of the library and on the device of ``beside``. Those that the host has travel in one
-    asynchronous copy; a graph under capture keeps their values.
+    """Converts arrays to the library and the device of ``beside``.
+
+    If ``beside`` is a CUDA tensor of torch, all host arrays share one asynchronous copy from pinned memory. A CUDA
+    graph under capture keeps their values.
     """
     owner = kind(beside)
     if owner == "torch":
@@ -247,7 +251,7 @@ def _placed_by_torch(beside: Any, arrays: Sequence[Any]) -> list[Any]:
     away = [i for i, x in enumerate(found) if x.device != device and x.device.type == "cpu"]
     if not away or not beside.is_cuda or any(tracer() for tracer in tracers):
         return [x if x.device == device or x.device.type != "cpu" else x.to(device) for x in found]
-    # The widest elements first, so that all are aligned.
+    # The widest elements come first, so that every array is aligned in the buffer.
     away.sort(key=lambda i: -found[i].element_size())
     sizes = [found[i].numel() * found[i].element_size() for i in away]
     staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)

@@ -1,4 +1,4 @@
-"""Builds the class of a loss's Modules from its definition."""
+"""Builds the Module class of a loss from its definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cupylosses.definition.signature import compiled
 
 @cache
 def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
-    """Returns the class of Modules of a loss.
+    """Returns the Module class of a loss.
 
     Instances for users' losses can be pickled if the class is bound to its own name in the module that defines the
     loss: ``TukeyLoss = module_of(tukey_loss)``.
@@ -29,7 +29,7 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
         function: A function of ``cupylosses.functional``, or one made by ``define_loss`` or ``define_statistics``.
 
     Returns:
-        A subclass of ``torch.nn.Module``, or of torch's class for the same loss; always the same one for a function.
+        A subclass of ``torch.nn.Module``, or of torch's class for the same loss; always the same class for a function.
 
     Raises:
         TypeError: ``function`` is not the function of a loss.
@@ -62,9 +62,9 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
 
 
 def _forward(function: Callable[..., Any], loss: Definition) -> Callable[..., Any]:
-    """``forward`` with the operands as arguments.
+    """Builds ``forward``, whose arguments are the operands.
 
-    A subclass of torch's class stores the options as attributes of the same names, and may lack some of them.
+    The options are attributes of the Module with the same names; a subclass of torch's class may lack some of them.
     """
     operands, names = loss.called_with, list(loss.kept)
 
@@ -83,13 +83,13 @@ def _forward(function: Callable[..., Any], loss: Definition) -> Callable[..., An
 
 
 def _constructor(loss: Definition) -> Callable[..., None]:
-    """``__init__`` with the options as arguments; those that a call can override are keyword-only."""
+    """Builds ``__init__`` with the options as arguments; those that a call can override are keyword-only."""
 
     def initialise(self: torch.nn.Module, values: tuple[Any, ...]) -> None:
         torch.nn.Module.__init__(self)
         for name, value in zip(loss.kept, values, strict=True):
             if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-                self.register_buffer(name, value)  # moved and saved with the module, as torch's losses do
+                self.register_buffer(name, value)  # moved and saved with the Module, as in torch's losses
             else:
                 setattr(self, name, value)
 
@@ -100,7 +100,7 @@ def _constructor(loss: Definition) -> Callable[..., None]:
 
 
 def _layer_constructor(loss: Definition, twin: Any) -> Callable[..., None]:
-    """``__init__`` of a Module with a linear layer: torch's arguments, then the options as keywords."""
+    """Builds ``__init__`` of a Module with a linear layer: torch's arguments, then the options as keywords."""
 
     def initialise(self: Any, layer: tuple[Any, ...], values: tuple[Any, ...]) -> None:
         in_features, num_classes, out_features, bias, device, dtype = layer
@@ -135,7 +135,7 @@ def _layer_constructor(loss: Definition, twin: Any) -> Callable[..., None]:
 
 
 def _parameters(module: Any) -> dict[str, Any]:
-    """The parameters of a Module's layer, in the shapes of the operands."""
+    """Weight and bias of a Module's linear layer, in the shapes of the operands."""
     shape = (module.num_classes, *module.out_features)
     linear = module.linear
     bias = None if linear.bias is None else linear.bias.reshape(shape)
@@ -144,7 +144,7 @@ def _parameters(module: Any) -> dict[str, Any]:
 
 
 def _layer_repr(loss: Definition) -> Callable[[Any], str]:
-    """``extra_repr`` with the sizes of the layer, and the options that differ from their defaults."""
+    """Builds ``extra_repr`` with the sizes of the layer, then the options as in :func:`_extra_repr`."""
     of_options = _extra_repr(loss)
 
     def extra_repr(self: Any) -> str:
@@ -157,7 +157,7 @@ def _layer_repr(loss: Definition) -> Callable[[Any], str]:
 
 
 def _extra_repr(loss: Definition) -> Callable[[Any], str]:
-    """``extra_repr`` with the loss's own options, and the common ones that differ from their defaults."""
+    """Builds ``extra_repr`` with the loss's own options, and the common ones that differ from their defaults."""
     own = {x.name for x in loss.options}
 
     def extra_repr(self: Any) -> str:

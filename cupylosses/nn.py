@@ -1,8 +1,8 @@
 """A Module for each loss: a subclass of torch's where torch has one, with its constructor, repr and state.
 
-The modules are built from the definitions; ``nn.pyi`` spells them out for editors. Calls take by keyword, beside the
-operands, what every loss takes (``weight``, ``mask``, ``normalizer``, ``dim``, ``out_dtype``), and of losses of rows
-what their functions take by keyword.
+The Modules are built from the definitions; ``nn.pyi`` spells them out for editors. Besides the operands, a call accepts
+as keywords the arguments that every loss takes (``weight``, ``mask``, ``normalizer``, ``dim``, ``out_dtype``), or, for
+losses of rows, the keyword arguments of their functions.
 """
 
 from cupylosses import functional

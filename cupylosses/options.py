@@ -17,9 +17,9 @@ class set_one_pass:
     """Turns the one-pass gradient on or off, as a plain call or for a ``with`` block.
 
     If on (the default), the forward pass of a reduced loss also writes the gradients of the operands that require them,
-    speculating on a ``grad_output`` that backward then only checks. If off, forward computes the value alone, and
-    backward the gradients: less memory between the two, and less work for programs that call losses in grad mode and
-    never go backward. Results are equal, bit for bit.
+    speculating on a ``grad_output`` that backward then only checks. If off, forward computes only the value, backward
+    the gradients. That takes less memory between the two, and less work in programs that call losses in grad mode but
+    never run backward. Results are equal, bit for bit.
 
     Args:
         enabled: True turns the one-pass gradient on, False off.
@@ -34,7 +34,7 @@ class set_one_pass:
         self._enabled, self._entered = bool(enabled), False
         with _lock:
             plain = [x for x in _settings if not x._entered]
-            if len(plain) > _MAX_PLAIN:  # only the last plain call matters, but a block may be about to enter one
+            if len(plain) > _MAX_PLAIN:  # only the last plain call matters, but a block may be about to enter its own
                 _settings.remove(plain[0])
             _settings.append(self)
             _apply()

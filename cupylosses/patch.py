@@ -1,4 +1,4 @@
-"""``patch_torch``: replaces torch's losses by the library's kernels, and reports the calls that these served.
+"""``patch_torch``: replaces torch's losses with the library's kernels, and reports the calls that these served.
 
 The replacements themselves need torch; they are in ``backends/torch/patch.py``.
 """
@@ -56,7 +56,7 @@ class Report:
             self._counts[key] = self._counts.get(key, 0) + 1
 
     def _named(self) -> dict[tuple[str, str, str | None], int]:
-        """Counts by names of dtypes. A report that was pickled has these in place of dtypes."""
+        """Counts by names of dtypes. A report that was unpickled stores these names instead of dtypes."""
         with self._lock:
             counts = list(self._counts.items())
         named: Counter[tuple[str, str, str | None]] = Counter()
@@ -97,7 +97,7 @@ class Report:
 
 
 def patch_torch() -> Report:
-    """Replaces torch's losses by this library's kernels, for unmodified programs.
+    """Replaces torch's losses with this library's kernels, for unmodified programs.
 
         with cupylosses.patch_torch() as report:
             train()

@@ -1,4 +1,4 @@
-"""Numerics of the reference formulas, through the array API: NumPy, CuPy and torch."""
+"""Numerics of the reference formulas, written against the array API of NumPy, CuPy and torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def detached(x: Any) -> Any:
 
 
 def of_degree_one(mass: Any, derivative: Any) -> Any:
-    """``mass`` times the derivative with respect to it, a summand of Euler's formula for functions of degree one.
+    """``mass`` times the derivative with respect to it: a summand of Euler's formula for functions of degree one.
 
-    The derivatives of the derivatives sum to 0 exactly, but not in floating-point arithmetic. So the derivative is a
-    constant, except for numbers of exact arithmetic.
+    The derivatives of these derivatives sum to 0 in exact arithmetic, but not in floating point. The derivative is
+    therefore treated as a constant, except for numbers of exact arithmetic.
     """
     return mass * (derivative if getattr(derivative, "exact", False) else detached(derivative))
 
@@ -41,7 +41,7 @@ def follows(*arrays: Any) -> bool:
 
 
 def tangent_plane(xp: Any, function: Callable[..., Any], operands: Sequence[Any], moves: bool) -> Any:
-    """Tangent plane of an element-wise function at its operands: the value, with the gradient if it ``moves``.
+    """Tangent plane of an element-wise function at its operands; the constant value if ``moves`` is False.
 
     Where the value is not finite, the plane is the constant 0. Components of the gradient that are not finite are 0.
     """
@@ -56,7 +56,10 @@ def tangent_plane(xp: Any, function: Callable[..., Any], operands: Sequence[Any]
 
 
 def _value_and_slopes(function: Callable[..., Any], operands: Sequence[Any], moves: bool) -> tuple[Any, Sequence[Any]]:
-    """Value and gradient, both outside of any graph; the operands must be, too. No gradient unless it ``moves``."""
+    """Value and gradient, both outside of any graph; no gradient unless ``moves``.
+
+    Precondition: the operands are outside of any graph, too.
+    """
     if not moves:
         return detached(function(*operands)), ()
     import torch
@@ -86,12 +89,12 @@ def softplus(xp: Any, x: Any) -> Any:
 
 
 def softplus_excess(xp: Any, x: Any) -> Any:
-    """log(1 + e^-|x|), the difference of softplus and max(x, 0). At 0 its derivative is the one from below."""
+    """log(1 + e^-|x|) = softplus(x) - max(x, 0). At 0 its derivative is the left-hand one."""
     return xp.log1p(xp.exp(xp.where(x > 0, -x, x)))
 
 
-#: Number of recurrence steps from t to where Stirling's series of log(t!) is accurate to float64, and the coefficients
-#: of that series, for odd powers of 1 / t.
+#: Number of recurrence steps after which Stirling's series of log(t!) is accurate to float64, and the coefficients of
+#: that series, for odd powers of 1 / t.
 _STEPS = 10
 _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
@@ -99,8 +102,8 @@ _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 1
 def log_factorial(xp: Any, t: Any) -> Any:
     """log(t!) = log Gamma(1 + t) for small t >= 0, in float64 and rounded once.
 
-    Stirling's formula at t + 10 minus that at 10, and the ten recurrence steps between. Every term goes to 0 with t and
-    stays accurate there.
+    The result is Stirling's formula at t + 10 minus that at 10, minus the ten recurrence steps. Every term goes to 0
+    with t and stays accurate there.
     """
     t, kind = xp.astype(t, xp.float64, copy=False), t.dtype
     growth = xp.log1p(t / _STEPS)
@@ -115,7 +118,7 @@ def log_factorial(xp: Any, t: Any) -> Any:
 def stirling_remainder(xp: Any, t: Any) -> Any:
     """log(t!) - (t log t - t + log(2 pi t) / 2) for t >= 1, in float64 and rounded once.
 
-    Stirling's series at t + 10, plus the contribution of each of the ten recurrence steps.
+    The result is Stirling's series at t + 10, plus the contribution of each of the ten recurrence steps.
     """
     t, kind = xp.astype(t, xp.float64, copy=False), t.dtype
     found = xp.zeros_like(t)
@@ -132,7 +135,7 @@ def log_ratio(xp: Any, a: Any, b: Any, difference: Any) -> Any:
     near, tangent, tail = _near_ratio(xp, a, b, difference)
     one = xp.ones_like(tangent)
     ordinary = ~near & (a < 1e15 * b) & (b < 1e15 * a)
-    # Each branch gets ones in the elements of the others.
+    # Each branch sees ones at the elements of the other branches.
     factor = xp.where(ordinary & (b < 2.0**-100), 2.0**100 * one, one)  # the inverse of a subnormal number overflows
     quotient = (factor * xp.where(ordinary, a, one)) / (factor * xp.where(ordinary, b, one))
     far_a, far_b = (xp.where(near | ordinary, one, x) for x in (a, b))
@@ -164,7 +167,7 @@ def log_relative_entropy(xp: Any, log_a: Any, log_b: Any) -> Any:
 
 
 def _near_ratio(xp: Any, a: Any, b: Any, difference: Any) -> tuple[Any, Any, Any]:
-    """Mask of the elements with a close to b; there (a - b) / (a + b), and the tail of the series of its artanh."""
+    """Mask of elements with a close to b; there, t = (a - b) / (a + b) and the tail of the series of artanh t."""
     near = xp.abs(difference) < 0.17 * a + 0.17 * b
     zero = xp.zeros_like(difference)
     tangent = xp.where(near, difference, zero) / xp.where(near, a + b, zero + 1)
@@ -206,7 +209,7 @@ def weighted(xp: Any, weight: Any, x: Any) -> Any:
 
 
 def float64_scalar(xp: Any, like: Any, value: float) -> Any:
-    """``value`` as a float64 array without dimensions, on the device of ``like``."""
+    """``value`` as a 0-d float64 array on the device of ``like``."""
     return xp.asarray(float(value), dtype=xp.float64, device=like.device if interop.kind(like) == "torch" else None)
 
 

@@ -1,6 +1,6 @@
-"""Private symbols of torch, each once, with what stands in their place in versions that lack them.
+"""Private symbols of torch, each named once, with fallbacks for versions that lack them.
 
-Imported where torch is. The reference formulas need to know of transforms too, so this lies below the backends.
+Only code that needs torch imports this module. It is below the backends, because reference formulas query transforms.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import torch
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-#: True where torch.func has wrapped tensors.
+#: Returns True while a transform of torch.func is active.
 transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 dispatch_mode_count: Callable[[], int] = torch._C._len_torch_dispatch_stack
 function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
 function_mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
-#: The graph that torch.jit.trace records into, or None.
+#: Returns the graph that torch.jit.trace records into, or None.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
-#: True while torch.jit.trace records.
+#: Returns True while torch.jit.trace records.
 is_scripted: Callable[[], bool] = torch._C._is_tracing
 is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 will_engine_execute_node: Callable[[Any], bool] = torch._C._will_engine_execute_node
 without_torch_function: Any = torch._C.DisableTorchFunction
-#: True of a tensor that autograd's own vmap has wrapped, which is older than torch.func's; None where it is gone.
+#: Returns True for a tensor wrapped by autograd's own vmap, which is older than torch.func's; None if torch lacks it.
 is_legacy_batched: Callable[[Any], bool] | None = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
 
 
 def assume_constant_result(function: Any) -> None:
-    """As torch's own, which imports all of Dynamo to set this attribute: that takes seconds."""
+    """Does what torch's own function does, which takes seconds: it imports all of Dynamo to set this attribute."""
     function._dynamo_marked_constant = True
 
 
-if hasattr(torch.amp, "is_autocast_available"):  # 2.4, where the argument came and the older function was deprecated
+if hasattr(torch.amp, "is_autocast_available"):  # 2.4 added the argument and deprecated the older function
 
     def is_autocast_cpu_enabled() -> bool:
         return torch.is_autocast_enabled("cpu")
 
-    # The older functions, one for each device, cannot be traced.
+    # The older functions, one for each type of device, cannot be traced.
     autocast_dtype = torch.get_autocast_dtype
 else:
     is_autocast_cpu_enabled = torch.is_autocast_cpu_enabled
@@ -53,8 +53,8 @@ def _dispatched_empty_strided(shape: Sequence[int], strides: Sequence[int], dtyp
     return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
 
 
-#: Makes a tensor on the current GPU. What code that Inductor generates calls for it, where torch has that, passes the
-#: dispatcher by and takes half the time.
+#: Allocates a tensor on the current GPU. Where torch has it, this is the function that Inductor's generated code calls:
+#: it bypasses the dispatcher and takes half the time.
 empty_strided: Any = getattr(
     getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", _dispatched_empty_strided
 )
@@ -65,13 +65,15 @@ def _increment_version(x: torch.Tensor) -> None:
 
 
 #: Tells autograd that a kernel has written to a tensor without gradient, as torch's own operations do. A tensor shares
-#: the count of its versions with those that it was detached from.
+#: its version counter with the tensor that it was detached from.
 increment_version: Any = getattr(torch.autograd.graph, "increment_version", _increment_version)  # 2.1
 
 
 def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """One check of whether other tensors have these types, dtypes, shapes, strides, device and requires_grad, under the
-    same autocast: torch's guard of a graph that it has compiled. None in a torch that lacks it.
+    """Builds torch's guard of a compiled graph for these tensors, or returns None in a torch that lacks it.
+
+    The guard takes other tensors and returns True if they have the same types, dtypes, shapes, strides, device and
+    requires_grad, under the same autocast.
     """
     try:
         sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
@@ -83,7 +85,7 @@ def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
 
 @contextmanager
 def differentiating() -> Iterator[None]:
-    """Autograd, also where the dispatcher has called an operator below it."""
+    """Enables autograd, even inside an operator that the dispatcher has called below autograd."""
     keys = torch._C.DispatchKey
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (keys.AutogradCPU, keys.AutogradCUDA, keys.AutogradOther, keys.ADInplaceOrView):
@@ -94,8 +96,9 @@ def differentiating() -> Iterator[None]:
 
 
 class _AddingTo(torch.autograd.Function):
-    """A weight in the dtype of a buffer, to which backward adds the gradient. The buffer is no saved tensor: adding to
-    it between forward and backward is what it is for.
+    """Casts a weight to the dtype of a buffer; backward adds the gradient to the buffer.
+
+    The buffer is not a saved tensor, because it exists to be added to between forward and backward.
     """
 
     @staticmethod
@@ -112,14 +115,16 @@ class _AddingTo(torch.autograd.Function):
 
 
 def adding_to(weight: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """A weight in the dtype of ``buffer``, to which its gradient is added, while the weight itself gets none."""
+    """Casts a weight to the dtype of ``buffer``. Its gradient is added to ``buffer``; the weight itself gets none."""
     found: torch.Tensor = _AddingTo.apply(weight, buffer)
     return found
 
 
 def _gathered(x: Any) -> torch.Tensor:
-    """The whole of a DTensor, whose gradient is the mean of those that processes compute, each perhaps of other rows:
-    FSDP2's rule. torch would take the gradients for equal, and each shard from a process of its own.
+    """Gathers a DTensor. Its gradient is the mean of the processes' gradients, each perhaps of other rows.
+
+    That is FSDP2's rule. By itself, torch would assume that the gradients are equal, and take each shard from a process
+    of its own.
     """
     try:
         from torch.distributed.tensor import Partial
@@ -134,8 +139,9 @@ def _gathered(x: Any) -> torch.Tensor:
 
 
 def operands_of_linear(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Operands as ``torch.nn.functional.linear`` sees them: gathered if they are sharded (FSDP2 hands the weight of a
-    module over as a DTensor while the module does not run), and in autocast's dtype where that is on.
+    """Operands as ``torch.nn.functional.linear`` sees them: gathered if sharded, and in autocast's dtype if it is on.
+
+    With FSDP2, the weight of a module is a sharded DTensor while the module itself does not run.
     """
     found = [_gathered(x) if hasattr(x, "full_tensor") else x for x in tensors]
     kind = found[0].device.type

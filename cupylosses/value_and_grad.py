@@ -17,25 +17,26 @@ from cupylosses.dispatch import backend
 def value_and_grad(
     loss: Callable[..., Any] | str, *operands: Any, argnums: int | str | Sequence[int | str] = 0, **options: Any
 ) -> tuple[Any, Any]:
-    """The value of a loss and its gradients, computed together.
+    """Computes the value of a loss and its gradients together.
+
+    Torch differentiates NumPy arrays, zero-copy, and must be installed for that.
 
     Args:
-        loss: A function of ``cupylosses.functional``, one of ``define_loss`` or ``define_statistics``, or the name of
-            one of the first.
-        operands: The tensors of the loss, in its order: torch, CuPy, NumPy, or anything with ``__dlpack__``.
-        argnums: Which operands to differentiate: a position or a name, or several; ``"weight"`` is a name too.
-        options: What the function takes by name (``reduction``, ``beta``, ``weight``, ...).
+        loss: A function of ``cupylosses.functional``, or its name, or a function made by ``define_loss`` or
+            ``define_statistics``.
+        operands: The tensors of the loss, in its order: torch, CuPy, NumPy, or any object with ``__dlpack__``.
+        argnums: The operands to differentiate: a position or a name, or a sequence of these; ``"weight"`` is a name
+            too.
+        options: Other arguments of the function, by name (``reduction``, ``beta``, ``weight``, ...).
 
     Returns:
-        ``(value, gradient)``, or ``(value, (gradient, ...))`` when ``argnums`` is a sequence. A gradient has its
-        operand's shape, dtype and library. Where the value is no single number it is the gradient of its sum. A loss
-        of rows that is asked for more returns its named tuple for the value.
+        ``(value, gradient)``, or ``(value, (gradient, ...))`` if ``argnums`` is a sequence. A gradient has the shape,
+        dtype and library of its operand. If the value is not a single number, it is the gradient of the sum of the
+        values. A loss of rows that is asked for further results returns its named tuple as the value.
 
     Raises:
-        TypeError: no loss of this library; an operand without a gradient (integers, numbers).
-        ValueError: a position that the loss has not.
-
-    NumPy arrays are differentiated by torch, zero-copy, and need it to be installed.
+        TypeError: ``loss`` is not a loss of this library, or an operand has no gradient (integers, numbers).
+        ValueError: ``argnums`` has a position that the loss lacks.
     """
     function = _function(loss)
     definition: Definition = function.loss
@@ -58,7 +59,7 @@ def value_and_grad(
 
 
 def _chosen(loss: Definition, argnums: Any) -> tuple[tuple[int | str, ...], bool]:
-    """The operands that ``argnums`` names, and whether it is a sequence."""
+    """Operands that ``argnums`` names, as a tuple; and True if ``argnums`` is a sequence."""
     several = isinstance(argnums, Sequence) and not isinstance(argnums, str)
     for x in argnums if several else (argnums,):
         if not isinstance(x, str) and (isinstance(x, bool) or not isinstance(x, numbers.Integral)):
@@ -84,7 +85,7 @@ def _function(loss: Callable[..., Any] | str) -> Any:
 
 
 def slot_of(call: Call, argument: int | str) -> int:
-    """The position among the arrays of a call of one that is differentiated."""
+    """Index of a differentiated argument among the arrays of a call; raises if it has no gradient."""
     definition: Definition = getattr(call.loss, "base", None) or call.loss
     engine = call.loss.engine
     slot = _slot(definition, dict(zip(engine.names(call), call.arrays, strict=True)), argument)

@@ -1,4 +1,4 @@
-"""Compiling before the first call: `warmup`."""
+"""Compilation of kernels before the first call: `warmup`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ _ARCHITECTURE = re.compile(r"sm_(\d+)")
 
 @dataclass(frozen=True)
 class Warmup:
-    """What a warm-up did: the ``kernels`` that the calls need, all of them ready now, and how many of each loss; the
-    ``seconds`` that it took, nearly none where they were ready before; and the ``device``, or architecture, they are
-    for.
+    """Result of a warm-up.
+
+    Attributes:
+        kernels: Number of kernels that the calls need, all of them ready now.
+        by_loss: Number of these kernels by name of the loss.
+        seconds: Time that the warm-up took, nearly 0 if the kernels were ready before.
+        device: The device, or architecture, that the kernels are for.
     """
 
     kernels: int
@@ -63,51 +67,56 @@ def warmup(
 
         cupylosses.warmup(["mse_loss", "kl_div"], torch.bfloat16, (8192, 4096), reduction=["mean", "none"])
 
-    Afterwards such calls, and their backward, compile nothing and load nothing: they can be captured in a CUDA graph,
-    and no first step waits for them. What was compiled lies in CuPy's cache on disk (``CUPY_CACHE_DIR``), so that a
-    container that was built with it finds it there (docs/warmup.md).
+    Afterwards, such calls and their backward neither compile nor load anything: they can be captured in a CUDA graph,
+    and no first step waits for a compiler. Compiled kernels are stored in CuPy's cache on disk (``CUPY_CACHE_DIR``), so
+    that a container that was built with this cache finds them there (docs/warmup.md).
 
-    Nothing is launched and no memory of tensors is taken: the calls are planned for contiguous operands of these
-    dtypes and shapes. Which kernels they take depends on dtypes, on options, on which operands are broadcast, on
-    whether sizes are multiples of a vector's, on whether there are few elements, and on whether their number is a
-    multiple of 1024; those of losses of rows on the number of classes, on whether there are few rows, and on the GPU.
-    Operands in other layouts have kernels of their own, which are compiled by the first call that has them.
+    Nothing is launched and no memory of tensors is allocated: the calls are planned for contiguous operands of these
+    dtypes and shapes. The choice of kernels depends on dtypes, on options, on which operands are broadcast, on whether
+    sizes are multiples of a vector's, on whether there are few elements, and on whether their number is a multiple of
+    1024; for losses of rows, it depends on the number of classes, on whether there are few rows, and on the GPU.
+    Operands in other layouts have kernels of their own, which the first call with such operands compiles.
+
+    A warm-up may run in a thread of its own beside other work: each kernel is compiled once, whichever thread needs it
+    first.
 
     Args:
         losses: A name, a function of ``cupylosses.functional``, ``define_loss`` or ``define_statistics``, or a Module
-            of ``cupylosses.nn`` (with its options), or several of these; None for all of the library.
-        dtypes: A dtype of all operands, by name or as torch's or NumPy's; a tuple for a dtype of each, the last of
-            which serves the rest; a list for several of these. A target of class indices is int64 if it is not named:
-            ``"bfloat16"`` are logits and indices for ``cross_entropy``, ``("bfloat16", "float32")`` logits and
-            probabilities.
-        shapes: A shape of all operands; a tuple of shapes for one of each, the last of which serves the rest; a list
-            for several of these. Of losses of rows it is that of the logits; class indices have it without the class
-            dimension.
-        backward: Whether there will be a backward.
-        argnums: Which operands require grad: a position or a name, or several at once; by default all that are
-            floating but ``target``; the logits alone of losses of rows.
-        autocast: Whether the calls will be made under torch's autocast.
+            of ``cupylosses.nn`` (with its options), or several of these; None for all losses of the library.
+        dtypes: One dtype for all operands, by name or as a dtype of torch or NumPy; or a tuple with a dtype per
+            operand, the last of which serves all further operands; or a list of several of these. A target of class
+            indices is int64 unless its dtype is given: for ``cross_entropy``, ``"bfloat16"`` means logits and class
+            indices, ``("bfloat16", "float32")`` means logits and class probabilities.
+        shapes: One shape for all operands; or a tuple with a shape per operand, the last of which serves all further
+            operands; or a list of several of these. For losses of rows, it is the shape of the logits; class indices
+            have it without the class dimension.
+        backward: True if backward will run, too.
+        argnums: The operands that require grad: a position or a name, or several at once. By default all floating
+            operands but ``target``; for losses of rows only the logits.
+        autocast: True if the calls will be made under torch's autocast.
         device: The GPU: a number, ``"cuda:1"`` or a ``torch.device``; the current one by default.
-        architecture: ``"sm_90"``, on a machine without a GPU: fills the cache for GPUs of this architecture, which then
-            find there what the same versions of CuPy and of the run-time compiler, at the same paths, look for. Losses
-            of rows are planned for such a GPU. Where there is one, hide it with ``CUDA_VISIBLE_DEVICES=""``.
-        max_workers: Threads that compile; as many as this process may use processors by default.
-        options: What the functions take by name, for those losses that take it: parameters, flags, ``dim``,
-            ``out_dtype``, ``reduction`` (a list for several). For arrays (``weight``, ``mask``, ``normalizer``, and
-            operands such as ``pos_weight``): True for one of the full shape (class weights have a number per class, a
-            mask of rows one per row), or a shape, or an array like it; numbers are numbers.
+        architecture: Architecture of GPUs to fill the cache for, such as ``"sm_90"``, on a machine without a GPU. A
+            machine with such a GPU finds the kernels in the cache if it has the same versions of CuPy and of the
+            run-time compiler, at the same paths. Losses of rows are planned for such a GPU. If this machine has a GPU,
+            hide it with ``CUDA_VISIBLE_DEVICES=""``.
+        max_workers: Number of threads that compile; by default the number of processors that this process may use.
+        options: Further arguments of the functions, by name; each is passed to those losses that accept it. They are
+            parameters, flags, ``dim``, ``out_dtype`` and ``reduction`` (a list for several). An array (``weight``,
+            ``mask``, ``normalizer``, and operands such as ``pos_weight``) is given as True for one of the full shape
+            (class weights have a number per class, a mask of rows has one per row), as a shape, or as an array like
+            it. Numbers are passed as numbers.
 
     Returns:
-        How many kernels are ready, and how long it took.
+        A :class:`Warmup`: the number of kernels that are ready, and how long it took.
 
     Raises:
-        TypeError: no loss of this library; a dtype that a loss does not take; an option that none takes.
-        ValueError: shapes that do not broadcast, options out of range, as the calls would raise; no such device; losses
-            of rows for an architecture of which too little is known.
-        KernelError: a kernel did not compile; the message says why.
-        RuntimeError: no GPU and no ``architecture``, or both.
-
-    In a thread of one's own it warms up beside other work; kernels are compiled once, whoever asks first.
+        TypeError: Something is not a loss of this library, a loss does not take a dtype, or no loss takes an option.
+        ValueError: Shapes do not broadcast or options are out of range, as in the calls themselves; there is no such
+            device; ``device`` and ``architecture`` are both given; or too little is known of an architecture to plan
+            losses of rows for it.
+        KernelError: A kernel did not compile; the message says why.
+        RuntimeError: There is no GPU and no ``architecture`` is given; or there is a GPU and ``architecture`` is given;
+            or ``architecture`` is given and CuPy keeps its cache in memory.
     """
     begin = perf_counter()
     calls: list[tuple[Any, list[Any], str]] = []
@@ -139,8 +148,9 @@ def in_threads(
     max_workers: int | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """``work`` on each kernel, in threads: compilers do not hold the GIL. ``advance`` is called after each; the first
-    error ends it.
+    """Calls ``work`` on each kernel, in threads: compilers do not hold the GIL.
+
+    ``advance`` is called after each kernel. The first error cancels the kernels that have not begun, and is raised.
     """
     with ThreadPoolExecutor(max_workers or processors.usable()) as pool:
         pending = [pool.submit(work, x) for x in kernels]
@@ -157,13 +167,13 @@ def in_threads(
 
 
 def _functions(losses: Any) -> Iterable[tuple[Any, dict[str, Any]]]:
-    """The functions that are meant, each with the options that a Module keeps."""
+    """Functions that ``losses`` selects, each with the options that a Module stores."""
     names = tuple(registry())
     if losses is None:
         losses = names
     for x in [losses] if isinstance(losses, str) or not isinstance(losses, Iterable) else losses:
         function = getattr(functional, x) if isinstance(x, str) and x in (*names, *functions()) else x
-        # Of a Module, or of its class.
+        # The function of a Module, or of its class.
         function = getattr(getattr(function, "forward", None), "function", function)
         loss = getattr(function, "loss", None)
         if not isinstance(loss, Definition):
@@ -172,12 +182,12 @@ def _functions(losses: Any) -> Iterable[tuple[Any, dict[str, Any]]]:
                 f"or Modules of cupylosses.nn, got {x!r}; there are {', '.join(names)}."
             )
         kept = {} if function is x or isinstance(x, (str, type)) else {n: getattr(x, n, None) for n in loss.kept}
-        # What torch's Module lacks, or what is not set, is the function's default.
+        # An option that torch's Module lacks, or that is not set, has the function's default.
         yield function, {n: value for n, value in kept.items() if value is not None}
 
 
 def _reductions(loss: Definition, given: Any) -> list[dict[str, Any]]:
-    """The reductions of the calls as their arguments: those given, or the default; of a function without any, none."""
+    """Reductions as keyword arguments: those given or the default; no argument if the function has none."""
     default = dict(loss.arguments).get("reduction")
     if default is None:
         return [{}]
@@ -190,13 +200,13 @@ def _several(given: Any) -> list[Any]:
 
 
 def _call(function: Any, dtypes: Any, shapes: Any, options: Mapping[str, Any]) -> Call:
-    """The call, checked as any other, with placeholders for arrays."""
+    """Prepares a call, checked like any other, with placeholders for arrays."""
     if isinstance(shapes, int):
         raise TypeError(f"warmup: a shape is a tuple, and a list has several of them; got {shapes!r} for one.")
     loss = function.loss
     names = [_dtype(x) for x in (dtypes if isinstance(dtypes, tuple) else (dtypes,))]
     sizes = [shapes] if _is_single(shapes) else list(shapes)
-    #: What an argument that is an array is if it is given as True: its dtype and shape, by its name.
+    #: Dtype and shape of each array argument if it is given as True, by name.
     arrays = loss.engine.placeholders(loss, names, sizes, options)
     needed = [x.name for x in loss.operands if x.default is None and x.name not in options]
     given = {n: placeholder(*arrays[n]) for n in needed}
@@ -206,12 +216,12 @@ def _call(function: Any, dtypes: Any, shapes: Any, options: Mapping[str, Any]) -
 
 
 def _is_single(shapes: Any) -> bool:
-    """Whether it is one shape, not one of each operand."""
+    """True if ``shapes`` is one shape, not a shape per operand."""
     return all(isinstance(n, int) for n in shapes)
 
 
 def _array(value: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """What stands for an argument that may be an array: True, a shape, an array, a number or nothing."""
+    """Placeholder for an array that is given as True, as a shape or as an array; a number or None stays as it is."""
     if value is None or value is False:
         return None
     if value is True:
@@ -222,7 +232,7 @@ def _array(value: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _dtype(given: Any) -> str:
-    """The name of a dtype, given by name or as one of torch or NumPy."""
+    """Name of a dtype that is given by name, or as a dtype of torch or NumPy."""
     name = getattr(given, "__name__", None) or getattr(given, "name", None) or str(given).removeprefix("torch.")
     if name not in interop.ITEMSIZE:
         raise TypeError(f"warmup: `dtypes` must be among {', '.join(interop.ITEMSIZE)}, got {given!r}.")
@@ -237,7 +247,7 @@ def _promoted(call: Call, autocast: bool) -> str:
 
 
 def _wanted(call: Call, argnums: int | str | Sequence[int | str] | None) -> Wanted:
-    """The arrays that require a gradient."""
+    """True for each array of the call that requires a gradient."""
     if argnums is None:
         return call.loss.engine.trained(call)
     slots = [slot_of(call, x) for x in ((argnums,) if isinstance(argnums, (int, str)) else argnums)]
@@ -250,8 +260,10 @@ def _wanted(call: Call, argnums: int | str | Sequence[int | str] | None) -> Want
 
 @dataclass(frozen=True)
 class _Place:
-    """What kernels are made ready for: its name, what losses of rows can make use of there, and, within a context, what
-    makes a kernel ready whose launches need so many bytes of shared memory.
+    """Target that kernels are made ready for.
+
+    ``name`` is the device or architecture. ``chip`` returns the limits that losses of rows are planned for. The context
+    ``compiling`` yields a function that makes a kernel ready, given the bytes of shared memory that its launches need.
     """
 
     name: str
@@ -260,7 +272,7 @@ class _Place:
 
 
 def _gpu(device: Any) -> _Place:
-    """The GPU that is meant, where kernels are loaded."""
+    """The GPU that ``device`` selects, on which kernels are compiled and loaded."""
     torch_device = sys.modules.get("cupylosses.backends.torch.device")
     host = torch_device and torch_device.host
     if host is not None and str(device or "cpu") == "cpu":
@@ -287,7 +299,7 @@ def _gpu(device: Any) -> _Place:
 
 
 def _elsewhere(architecture: str, device: Any) -> _Place:
-    """A GPU that is not here, for which kernels are compiled into CuPy's cache on disk."""
+    """An absent GPU of this architecture, for which kernels are compiled into CuPy's cache on disk."""
     found = _ARCHITECTURE.fullmatch(architecture)
     if not found:
         raise ValueError(f"warmup: `architecture` must be one such as 'sm_90', got {architecture!r}.")
@@ -310,7 +322,7 @@ def _elsewhere(architecture: str, device: Any) -> _Place:
 
 
 def _gpus() -> int:
-    """The number of GPUs, none where there is no driver."""
+    """Number of GPUs; 0 if there is no driver."""
     runtime = interop.cupy().cuda.runtime
     try:
         return runtime.getDeviceCount()

@@ -1,27 +1,36 @@
 #!/usr/bin/env python3
-"""Measure the losses on this GPU, beside torch in several ways and a plain copy, and store the rows.
+"""Benchmark the losses on this GPU against torch, other libraries and a plain copy, and store the rows.
 
     python scripts/benchmark.py                   everything, in ten minutes
-    python scripts/benchmark.py --quick           only the project's figures, in less than four
-    python scripts/benchmark.py --sections rows   losses of rows of logits, in about three
+    python scripts/benchmark.py --quick           only the project's figures, in less than four minutes
+    python scripts/benchmark.py --sections rows   losses of rows of logits, in about three minutes
     python scripts/benchmark.py --sections linear linear layers with a loss, in a minute and a half
     python scripts/benchmark.py --sections sequences   CTC losses, in half a minute
-    python scripts/benchmark.py --sections cliffs cases off the headline, the worst first, in less than four
+    python scripts/benchmark.py --sections cliffs off-headline cases, worst first, in less than four minutes
     python scripts/benchmark.py --sections cliffs --cases "few classes"   some of them, in seconds
     python scripts/benchmark.py --sections random_cases --seed 7   random cases, as many as the budget allows
     python scripts/benchmark.py --plot            draw the pictures from the stored rows; needs no GPU
 
-Sections: startup (first loss of a new process), memory (peak beyond the results), host (µs per call), graph (µs in a
-CUDA graph), accuracy (ulp at 2^30), rows (TB/s and speed-ups of losses of rows of logits, and the cost of options),
-linear (time and peak memory of losses of a linear layer beside the bare products of matrices, and of log-probabilities
-beside a copy), sequences (time and peak memory of CTC losses), throughput (TB/s and speed-ups of all other losses) and,
-only if asked for, cliffs (shapes, layouts and options off the headline, beside eager and a copy, with their bars) and
-random_cases (the same of random losses, shapes and layouts). Each section appends to a CSV file, with the GPU, the
-versions and the commit.
+Sections:
 
-The rivals are torch in several ways and, if they are installed, Liger, QuACK and Cut Cross Entropy. A workload that a
-rival does not support is reported, and recorded as its status. Compiling takes most of the time: --providers eager
-skips all of it.
+    startup       first loss of a new process
+    memory        peak memory beyond the results
+    host          host time, µs per call
+    graph         µs per step in a CUDA graph
+    accuracy      error in ulp at 2^30 elements
+    rows          losses of rows of logits: TB/s, speed-ups, and the cost of options
+    linear        losses of a linear layer beside the bare matrix products, and log-probabilities beside a copy: time
+                  and peak memory
+    sequences     CTC losses: time and peak memory
+    throughput    all other losses: TB/s and speed-ups
+    cliffs        off-headline shapes, layouts and options beside eager and a copy, with their bars; only on request
+    random_cases  random losses, shapes and layouts, measured like cliffs; only on request
+
+Each section appends to a CSV file, with the GPU, the versions and the commit.
+
+The rivals are eager torch, torch.compile, the formula one torch operation at a time and, if installed, Liger, QuACK and
+Cut Cross Entropy. A workload that a rival does not support is reported, and its status records the reason. Compilation
+takes most of the time; --providers eager skips it.
 
 Exit code: 0; 1 if one of our losses failed; 2 if nothing could be measured.
 """
@@ -53,7 +62,7 @@ SIZES = (10, 14, 17, 20, 22, 24, 26, 28, 30)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The command-line parser."""
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     every = list(registry())
     result.add_argument("--loss", nargs="+", choices=every, metavar="NAME", help="these losses (default: all)")
@@ -115,20 +124,20 @@ def parser() -> argparse.ArgumentParser:
 
 
 def chosen_losses(names: Sequence[str] | None) -> list[Definition]:
-    """The losses by name, or all. Those of the project's figures come first, in case the budget runs out."""
+    """The named losses, or all. Those of the project's figures come first, in case the budget runs out."""
     chosen = [x for name, x in registry().items() if names is None or name in names]
     return sorted(chosen, key=lambda x: x.name not in figures.LOSSES)
 
 
 def section(name: str) -> Any:
-    """The module or object with the ``COLUMNS`` of a section and its ``measure``, which yields rows."""
+    """The module or object of a section: ``COLUMNS`` lists its columns, and ``measure(run)`` yields its rows."""
     from benchmarking import throughput
 
     return throughput.sections().get(name) or importlib.import_module(f"benchmarking.{name}")
 
 
 def exponents(text: str) -> tuple[int, ...]:
-    """Parses ``10,12`` or ``10-14``, or both."""
+    """Parses comma-separated exponents and ranges of them, such as ``10,12`` or ``10-14,20``."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -143,7 +152,7 @@ def exponents(text: str) -> tuple[int, ...]:
 
 
 def section_names(text: str) -> tuple[str, ...]:
-    """Parses sections and puts them into the order in which they run."""
+    """Parses comma-separated sections and returns them in the order in which they run."""
     names = text.split(",")
     unknown = [x for x in names if x not in report.TABLES]
     if unknown:
@@ -152,7 +161,7 @@ def section_names(text: str) -> tuple[str, ...]:
 
 
 def positive(text: str) -> float:
-    """Parses a number above 0."""
+    """Parses a positive number."""
     try:
         value = float(text)
     except ValueError:
@@ -163,7 +172,7 @@ def positive(text: str) -> float:
 
 
 def why_not() -> str | None:
-    """The reason why nothing can be measured here, or None."""
+    """The reason why this machine can measure nothing, or None."""
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
@@ -202,9 +211,9 @@ def measure(options: argparse.Namespace, console: Console) -> int:
     from benchmarking.selection import Run
     from benchmarking.timing import Budget
 
-    # torch warns at every call that the `mean` of kl_div is not the divergence; here it is just another workload.
+    # torch warns at every call that kl_div with `mean` is not the divergence; here it is one workload among others.
     warnings.filterwarnings("ignore", message="reduction: 'mean' divides")
-    # Broadcast operands are wanted here.
+    # torch warns of broadcast operands, which some workloads have on purpose.
     warnings.filterwarnings("ignore", message=".*which may not be what you want")
     where = records.environment()
     budget = Budget(options.budget or (220 if options.quick else 600))
@@ -258,7 +267,7 @@ def measure(options: argparse.Namespace, console: Console) -> int:
 
 
 def gpu_is_usable() -> bool:
-    """True if the GPU still answers: after some kernel errors this process can measure nothing more."""
+    """True if the GPU still responds. After some kernel errors, this process can measure nothing more."""
     torch = importlib.import_module("torch")
     try:
         torch.cuda.synchronize()
@@ -268,7 +277,7 @@ def gpu_is_usable() -> bool:
 
 
 def failures(sections: Mapping[str, Sequence[records.Row]]) -> list[records.Row]:
-    """Rows of ours that failed for another reason than the size of the GPU's memory."""
+    """Our rows that failed for a reason other than lack of GPU memory."""
     rows = [r for found in sections.values() for r in found if r.get("provider", figures.OURS) == figures.OURS]
     return [r for r in rows if r["status"] != "ok" and not r["status"].endswith("out of memory")]
 

@@ -1,4 +1,4 @@
-"""Compare every loss with a float64 truth and with PyTorch's own result, on a GPU or, without one, on the CPU.
+"""Compare every loss with a float64 truth and with PyTorch's own result, on a GPU or, if there is none, on the CPU.
 
     python scripts/compare.py                                          one line per loss, in a minute
     python scripts/compare.py --loss mse_loss --plot mse.png           some losses, and a picture
@@ -7,31 +7,32 @@
     python scripts/compare.py --layout row column --json rows.json     some layouts, and a file for machines
     python scripts/compare.py --accuracy --loss kl_div                 the whole domain, in digits; see below
 
-A line has the worst error of the value and of the gradients, beside torch's. On a GPU it also has the time and memory
-of forward and backward, beside torch's, and the fraction of a copy's speed. Each line sums up a few checks that share
-their kernels: float32 and bfloat16, every reduction, parameter and flag, the edges of the domain, a broadcast operand,
-the same bits in a second run, NumPy or CuPy arrays. docs/checking.md has the list.
+Each line reports the worst error of the value and of the gradients, beside torch's. On a GPU, it also reports the time
+and memory of forward and backward, beside torch's, and the speed as a fraction of a copy's. A line sums up a few checks
+that share their kernels: float32 and bfloat16, every reduction, parameter and flag, the edges of the domain, a
+broadcast operand, bitwise equality of a second run, and NumPy or CuPy arrays. docs/checking.md has the list.
 
-With --full, or with a dtype, reduction, layout or shape, each check has its own line. With --full the representative
-losses have every row; the others have enough rows to cover each dtype, set of parameters, reduction and layout. Any
-choice you name has every row, and --everything takes the full product. Losses of rows of logits have rows for each kind
-of target; their layouts are the ways to assign threads to rows: subwarp, block, cluster, two_pass,
+With --full, or if you choose a dtype, reduction, layout or shape, each check has its own line. --full runs every check
+of the representative losses, and enough checks of the others to cover each dtype, set of parameters, reduction and
+layout. Any selection that you name runs in full, and --everything runs the full product. Losses of rows of logits have
+checks for each kind of target; their layouts are the ways to assign threads to rows: subwarp, block, cluster, two_pass,
 thread_per_row_packed, thread_per_row, packed_rows, columns, copied, label_only_rows, label_only_tiles,
 label_only_few, label_only_columns.
 
-The first line of output names the device: the GPU; without one, if there is a C++ compiler, the CPU executing the same
-kernels (--device host); otherwise, the formulas that CPU tensors use (--device cpu).
+The first line of output names the device: the GPU; without a GPU but with a C++ compiler, the CPU executing the same
+kernels (--device host); otherwise the CPU with the formulas that CPU tensors use (--device cpu).
 
-Kernels compile in the background while others run. For the CPU each is compiled once and kept (in
-~/.cache/cupylosses/host, or CUPYLOSSES_HOST_CACHE). So --full has fewer rows there: few layouts, and few combinations
-of dtypes, reductions and gradients. --device host has all rows, which takes minutes per loss the first time. --device
-cpu has all rows and takes three minutes, but runs no kernel. Neither measures time.
+Kernels compile in the background while checks run. Kernels for the CPU are compiled once and cached, in
+~/.cache/cupylosses/host or CUPYLOSSES_HOST_CACHE. Since compilation is slow there, --full without a GPU runs fewer
+checks: few layouts, and few combinations of dtypes, reductions and gradients. --device host runs all checks, which
+takes minutes per loss the first time. --device cpu runs all checks in three minutes, but no kernel. Neither measures
+time.
 
---accuracy instead compares value and gradient of every loss, case and dtype with a truth of at least 64 digits, at some
-thousand points over the whole domain; more than 4 units in the last place fail.
+--accuracy instead compares the value and gradients of every loss, case and dtype with a truth of at least 64 digits, at
+some thousand points over the whole domain; an error of more than 4 units in the last place fails.
 
-Exits with 0 on success, 1 if a row failed, 2 if it could not begin. Needs the extras `torch` and `scripts`, and on a
-GPU CuPy.
+Exits with 0 on success, 1 if a row failed, and 2 if it could not start. Needs the extras `torch` and `scripts`, and
+CuPy on a GPU.
 """
 
 from __future__ import annotations
@@ -74,15 +75,20 @@ from cupylosses.testing import host
 from cupylosses.testing.check import Check
 from cupylosses.testing.layouts import SHAPE, Shape
 
-#: The CPU executes a launch of this many elements in at least 0.2 s, and a row takes several launches.
+#: Number of elements above which kernels do not run on the CPU by default. A launch of this many takes at least 0.2 s
+#: there, and a check needs several launches.
 HOST_ELEMENTS = 1 << 20
 
-#: Width of the output if it is not a terminal.
+#: Width of the output if stdout is not a terminal.
 WIDTH = 160
 
 
 class Section(NamedTuple):
-    """Checks of one section. ``measure`` turns a check into a row; ``calls`` makes its calls if they run kernels."""
+    """Checks of one section.
+
+    ``measure`` turns a check into a row. ``calls`` makes only the library calls of a check, to find the kernels to
+    compile in advance; None if there are none to find.
+    """
 
     title: str
     checks: Sequence[Check]
@@ -108,13 +114,13 @@ def main() -> int:
 
 @contextmanager
 def undisturbed(one_thread: bool) -> Iterator[None]:
-    """Silences warnings and, with ``one_thread``, keeps torch to one thread."""
+    """Silences user warnings and, with ``one_thread``, restricts torch to one CPU thread."""
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
-        # torch warns about broadcasting and about its own `mean`, and so does the library.
+        # torch warns of broadcast operands and of its own `mean` of kl_div, and so does the library.
         warnings.simplefilter("ignore", UserWarning)
         if one_thread:
-            # A few thousand elements are done before a second thread has woken up, and cores may be shared.
+            # A few thousand elements are finished before a second thread wakes up, and cores may be shared.
             torch.set_num_threads(1)
         try:
             yield
@@ -123,11 +129,11 @@ def undisturbed(one_thread: bool) -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A line for each loss
+# One line per loss
 
 
 def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float) -> int:
-    """The run with one line per loss."""
+    """Runs the comparison with one line per loss; returns the exit code."""
     console = output()
     where = report.environment(place)
     console.print(first_line(place, why, where), style="bold", highlight=False)
@@ -151,7 +157,7 @@ def every_loss(arguments: argparse.Namespace, place: str, why: str, begin: float
         of_section = [x.loss for x in lines if x.section == section and x.loss in workloads]
         timed = speed().described(workloads[of_section[0]]) if of_section else None
         console.print()
-        # A narrow terminal wraps the lines itself; rich would cut cells.
+        # Leave wrapping to a narrow terminal, because rich would truncate cells.
         Console(width=max(console.width, WIDTH)).print(overview.table(lines, section, timed), soft_wrap=True)
     console.print(overview.legend(place == "cuda"), style="dim", highlight=False)
     every = [r for found in rows.values() for r in found]
@@ -173,7 +179,7 @@ def check_and_time(
     rows: dict[str, list[Row]],
     times: dict[str, Mapping[str, Any]],
 ) -> None:
-    """Fills ``rows`` and ``times`` by the name of each loss, so that both are left if an error ends the run."""
+    """Fills ``rows`` and ``times``, keyed by loss name. The caller keeps what they hold if an error ends the run."""
     with background.compiling(place, console, len(tasks) + len(workloads)) as (compiler, progress, checking):
         for i, task in enumerate(tasks):
             if task.calls and place != "cpu":
@@ -186,7 +192,7 @@ def check_and_time(
             done = perform(task, place, compiler, i)
             rows.setdefault(done.loss, []).append(done)
             progress.advance(checking)
-        # Measure time last, when nothing else disturbs it.
+        # Measure time last, when no kernel compiles any more.
         for name in workloads:
             compiler.wait(name)
         quick_collections()
@@ -198,7 +204,7 @@ def check_and_time(
 
 
 def perform(task: Task, place: str, compiler: BackgroundCompiler, key: int) -> Row:
-    """The row of a task, once its kernels are compiled."""
+    """Waits for the kernels of a task, performs its check, and returns the row."""
 
     def measure(check: Check) -> Row:
         compiler.wait(key)
@@ -209,13 +215,13 @@ def perform(task: Task, place: str, compiler: BackgroundCompiler, key: int) -> R
 
 
 def stopped(error: Exception, where: str = "") -> str:
-    """One line on an error that ends the run: messages of CUDA have many."""
+    """Describes an error that ends the run, in one line: CUDA's messages have many."""
     kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
     return f"stopped{where}: {kind}{first_line_of(error)}"
 
 
 def speed_row(like: Row, problems: Sequence[str]) -> Row:
-    """A failed row for a time that could not be measured."""
+    """A failed row for times that could not be measured; ``like`` is another row of the loss."""
     return Row("time", like.loss, "defaults", "-", "-", "contiguous", "-", problems=tuple(problems))
 
 
@@ -229,7 +235,7 @@ def verdict(lines: Sequence[Line], rows: Sequence[Row], seconds: float, complete
 
 
 def speed() -> Any:
-    """The module that measures time, imported on first use because it needs a GPU."""
+    """The module `comparing.speed`, imported on first use because it needs a GPU."""
     from comparing import speed
 
     return speed
@@ -241,11 +247,11 @@ def free_memory() -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A line for each check
+# One line per check
 
 
 def every_row(arguments: argparse.Namespace, place: str, why: str, parser: argparse.ArgumentParser) -> int:
-    """The run with one line per check."""
+    """Runs the comparison with one line per check; returns the exit code."""
     sections = planned(arguments, place)
     names = [(check.loss.name, *check.words) for section in sections for check in section.checks]
     if not names:
@@ -275,7 +281,7 @@ def every_row(arguments: argparse.Namespace, place: str, why: str, parser: argpa
 
 
 def run(sections: Sequence[Section], lines: report.Report, console: Console, place: str) -> bool:
-    """Performs all checks; False if the GPU died on the way."""
+    """Performs all checks; returns False if an error that the GPU does not survive ends the run."""
     count = sum(len(section.checks) for section in sections)
     with background.compiling(place, console, count) as (compiler, progress, checking):
         for section in sections:
@@ -298,7 +304,7 @@ def run(sections: Sequence[Section], lines: report.Report, console: Console, pla
 
 
 def accurate(arguments: argparse.Namespace, place: str, why: str, parser: argparse.ArgumentParser) -> int:
-    """The run with --accuracy."""
+    """Runs the sweep of --accuracy; returns the exit code."""
     obstacle = accuracy.obstacle(arguments)
     if obstacle:
         parser.error(obstacle)
@@ -315,14 +321,15 @@ def output() -> Console:
 
 
 def warm_up(check: Check) -> None:
-    """Makes torch import its lazy modules."""
+    """Performs a small check once, so that torch imports its lazy modules before anything is measured."""
     guarded("", check.small(), accuracy_and_time)
     quick_collections()
 
 
 def quick_collections() -> None:
-    """Hides all that lives from the garbage collector: each timing begins with a collection, which would otherwise take
-    longer than the measurement.
+    """Freezes all live objects, so that later garbage collections skip them.
+
+    Each timing begins with a collection, which would otherwise take longer than the measurement.
     """
     gc.collect()
     gc.freeze()
@@ -335,17 +342,17 @@ def detailed(arguments: argparse.Namespace) -> bool:
 
 
 def asked(arguments: argparse.Namespace) -> bool:
-    """True if the user asked for something in particular."""
+    """True if the command line selects losses, dtypes, reductions or layouts, or everything."""
     return any((arguments.loss, arguments.dtype, arguments.reduction, arguments.layout, arguments.everything))
 
 
 def few(arguments: argparse.Namespace, place: str) -> bool:
-    """True if only some rows of a loss run, because each kernel is compiled for this run alone."""
+    """True if only a few checks of each loss run, because kernels must be compiled for the CPU."""
     return place == "host" and arguments.device == "auto" and not asked(arguments)
 
 
 def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
-    """The sections of the run: errors and times, same bits, other array libraries."""
+    """The sections of a run with one line per check: errors and times, repeated runs, arrays of other libraries."""
     selection = Selection(
         device="cuda" if place == "cuda" else "cpu",
         shape=arguments.shape,
@@ -366,19 +373,19 @@ def planned(arguments: argparse.Namespace, place: str) -> list[Section]:
     if not arguments.layout:
         repeated = [check for x in matrices for check in x.repeated()]
         sections.append(Section(bits.REPEATED, repeated, bits.repeated, bits.repeated))
-        # NumPy arrays use the formulas everywhere.
+        # NumPy arrays use the formulas, never the kernels, so this section has no ``calls``.
         crossing = [check for x in matrices for check in x.arrays() if bits.crosses(check)]
         sections.append(Section(bits.section(selection.device), crossing, bits.arrays))
     return sections
 
 
 def wanted(arguments: argparse.Namespace) -> list[Definition]:
-    """The losses to compare."""
+    """The losses that the command line selects; by default all."""
     return [x for name, x in registry().items() if not arguments.loss or name in arguments.loss]
 
 
 def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tuple[str, str]:
-    """``cuda``, ``host`` or ``cpu``, and the reason; exits if the requested device cannot be used."""
+    """Returns ``cuda``, ``host`` or ``cpu``, and the reason; exits if the requested device cannot be used."""
     if wanted == "cpu":
         return "cpu", "Asked for the CPU"
     if wanted == "host" or (wanted == "auto" and not torch.cuda.is_available()):
@@ -401,7 +408,7 @@ def find_place(wanted: str, shape: Shape, parser: argparse.ArgumentParser) -> tu
 
 
 def without_arrays(place: str, losses: Sequence[Definition]) -> str:
-    """A line on losses that are compared as tensors alone for want of cuBLAS; empty if there are none."""
+    """A line that names the losses not compared as CuPy arrays, because cuBLAS is missing; empty if there are none."""
     reason = bits.without_products("cuda") if place == "cuda" else ""
     found = [x.name for x in losses if reason and any(c.multiplies for c in Matrix(x, Selection("cpu")).plain())]
     return f"Not compared as CuPy arrays: {', '.join(found)}. {reason}" if found else ""
@@ -446,7 +453,7 @@ def parse() -> tuple[argparse.Namespace, argparse.ArgumentParser]:
 
 
 def dtypes(text: str) -> tuple[str, ...]:
-    """Parses ``bfloat16+float32`` to a tuple."""
+    """Parses dtypes such as ``bfloat16+float32``."""
     names = tuple(text.split("+"))
     for name in names:
         if name not in (*checks.FLOATING, *checks.INTEGER):
@@ -455,7 +462,7 @@ def dtypes(text: str) -> tuple[str, ...]:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """Parses ``4096x4096`` to a tuple."""
+    """Parses a shape such as ``4096x4096``."""
     try:
         sizes = tuple(int(n) for n in text.split("x"))
     except ValueError:
@@ -466,7 +473,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def new_file(text: str) -> Path:
-    """Parses a path and refuses one in a missing folder at once: a failure after a minute would lose the results."""
+    """Parses the path of an output file; rejects a missing folder now, because a failure later loses the results."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a folder, or in none that exists")
@@ -474,7 +481,11 @@ def new_file(text: str) -> Path:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process. Python would complain about each kernel that it cannot unload from a GPU that has stopped."""
+    """Ends the process.
+
+    If the GPU no longer responds, skips Python's shutdown, which would print an error for each kernel that cannot be
+    unloaded.
+    """
     dead = False
     if torch.cuda.is_initialized():
         try:

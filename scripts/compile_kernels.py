@@ -1,15 +1,15 @@
 """Compile every kernel for given GPU architectures, on any machine: NVRTC needs no GPU.
 
-    python scripts/compile_kernels.py --fast                      the kernels that each run of .ci/run compiles
-    python scripts/compile_kernels.py --broad                     those that the tests compile with --thorough
+    python scripts/compile_kernels.py --fast                      the kernels that every run of .ci/run compiles
+    python scripts/compile_kernels.py --broad                     the kernels that the tests compile with --thorough
     python scripts/compile_kernels.py --broad --loss kl_div       more kernels of one loss
     python scripts/compile_kernels.py --arch sm_75 --loss kl_div  every kernel of one loss for one architecture
     python scripts/compile_kernels.py --matrix --out kernels.csv  every kernel, supported architecture and NVRTC
 
-Exits with 1 if a kernel does not compile, warns, spills registers, or is contiguous and does not use 16-byte accesses.
-Needs the extras `scripts` and `nvrtc`: `pip install -e ".[scripts,nvrtc]"` installs the compilers of CUDA 11, 12 and 13
-side by side. Without `--matrix` and `--nvrtc` the newest one compiles, and with `--fast` that of CUDA 11 too. Results
-are cached by content, in CUPYLOSSES_CACHE_DIR or the user's cache, so unchanged kernels are not compiled again.
+Exits with 1 if a kernel does not compile, causes a warning, spills registers, or, with contiguous operands, does not
+use 16-byte accesses. Needs the extras `scripts` and `nvrtc`: `pip install -e ".[scripts,nvrtc]"` installs NVRTC of CUDA
+11, 12 and 13 side by side. Without `--matrix` and `--nvrtc`, the newest NVRTC compiles; `--fast` adds that of CUDA 11.
+Results are cached by content, in CUPYLOSSES_CACHE_DIR or the user's cache, so unchanged kernels are not compiled again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
         console.print(f"NVRTC {version} ({compiler.path}), for {', '.join(architectures)}")
 
     losses = [LOSSES[name] for name in arguments.loss or LOSSES]
-    # A loss named by the user gets the kernels that otherwise only the representatives get.
+    # A loss named on the command line gets the kernels that otherwise only representative losses get.
     whole = losses if arguments.loss else None
     if arguments.fast:
         jobs = gate.fast_jobs(losses, compilers, whole)
@@ -90,7 +90,7 @@ def parse() -> argparse.Namespace:
 
 
 def choose(arguments: argparse.Namespace) -> dict[Nvrtc, Sequence[str]]:
-    """The compilers, each with the architectures to compile for."""
+    """The compilers, each with the architectures that it compiles for."""
     if arguments.fast and not (arguments.nvrtc or arguments.matrix or arguments.arch):
         return fast_compilers()
     if arguments.nvrtc or not arguments.matrix:
@@ -115,7 +115,7 @@ def choose(arguments: argparse.Namespace) -> dict[Nvrtc, Sequence[str]]:
 
 
 def table(results: Sequence[Result]) -> Table:
-    """One row per loss, kind of kernel, compiler and architecture, with ranges over its variants."""
+    """Table with one row per loss, kind of kernel, compiler and architecture; cells are ranges over the variants."""
     rows: dict[tuple[str, str, str, str], list[Result]] = defaultdict(list)
     for result in results:
         job = result.job
@@ -133,7 +133,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def span(values: Sequence[int]) -> str:
-    """A number such as `3`, or a range such as `3-7`."""
+    """The range of values as text: `3` if all are equal, otherwise `3-7`; empty if there are none."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -1,8 +1,10 @@
-"""Write the files that are derived from the definitions: the type stubs, the tables of the documents, and examples of
-generated kernels, in which a review sees a change of the generator.
+"""Write the files that are derived from the definitions.
 
-python scripts/generate.py            writes them python scripts/generate.py --check    writes nothing, and exits with 1
-if one of them is stale
+    python scripts/generate.py            writes them
+    python scripts/generate.py --check    writes nothing, and exits with 1 if one of them is stale
+
+They are the type stubs, the values of documented examples, the tables of the documents, and the generated parts of
+example kernels (tests/golden), which show a reviewer what a change of the code generator does.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ RESULTS: dict[str, float] = {
 
 
 def example_results() -> str:
-    """``example_results.py``: the value of each documented example, computed with NumPy, so that torch is not needed.
+    """``example_results.py``: the value of each documented example, computed with NumPy so that torch is not needed.
 
-    The values enter the docstrings that are generated afterwards.
+    Updates ``RESULTS`` too, which the docstrings generated afterwards quote.
     """
     for loss in definitions():
         operands = [numpy.asarray(x, numpy.float32 if is_floating(x) else None) for x in loss.example_operands.values()]
@@ -61,7 +63,7 @@ def example_results() -> str:
 
 
 def is_floating(x: Any) -> bool:
-    """True of nested sequences that hold a float."""
+    """True if ``x`` is a float, or a nested sequence that contains one."""
     return any(map(is_floating, x)) if isinstance(x, Sequence) else isinstance(x, float)
 
 
@@ -93,13 +95,13 @@ _Check = Literal[CHECKS]
 
 
 def stub() -> str:
-    """``functional.pyi``: for each loss a signature with types, and the docstring."""
+    """``functional.pyi``: a typed signature and the docstring of each function."""
     head = with_literals(STUB_HEAD)
     return head + "".join(map(stub_function, (*definitions(), *functions().values()))).rstrip("\n") + "\n"
 
 
 def with_literals(head: str) -> str:
-    """Replaces the placeholders in ``head`` with the allowed words of each argument."""
+    """Replaces each placeholder in ``head`` with the allowed string values of its argument."""
     for name, words in {
         "REDUCTIONS": REDUCTIONS,
         "ROWS": softmax_definition.REDUCTIONS,
@@ -137,7 +139,7 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
 
 
 def nn_stub() -> str:
-    """``nn.pyi``: a class for each loss; a subclass of torch's Module has torch's constructor."""
+    """``nn.pyi``: a class for each loss; subclasses of torch's loss Modules inherit their constructors."""
     head = with_literals(NN_HEAD)
     return head + "".join(f"\n{stub_class(x)}" for x in definitions())
 
@@ -146,7 +148,7 @@ def stub_class(loss: Definition) -> str:
     name = loss.class_name
     base = f"torch.nn.{name}" if loss.torch and loss.module and not loss.layer else "torch.nn.Module"
     if base != "torch.nn.Module":
-        # torch has the constructor, and its arguments; pre-commit runs this without torch.
+        # torch's class declares the constructor. Its arguments cannot be read here: pre-commit runs this without torch.
         lines = [f"class {name}({base}):", f'    """{loss.summary}"""', ""]
     else:
         given = {**loss.layer, **loss.kept}
@@ -166,7 +168,7 @@ def stub_class(loss: Definition) -> str:
 
 
 def stub_forward(loss: Definition, base: str) -> list[str]:
-    """``forward``, overloaded on the type of its result if options add results."""
+    """Lines of ``forward``, overloaded on the type of its result if options add results."""
 
     def signature(result: str, chosen: Mapping[str, str]) -> list[str]:
         operands = [f"        {x}: {of_torch(loss, x)}," for x in loss.called_with]
@@ -177,7 +179,7 @@ def stub_forward(loss: Definition, base: str) -> list[str]:
     asked = [x for x in ASKED if x in loss.common]
     if not asked:
         return signature("torch.Tensor", {})
-    # A call that leaves an option out uses the constructor's.
+    # A call that omits an option uses the constructor's value.
     plain = "Literal[False]" if base == "torch.nn.Module" else "Literal[False] | None = None"
     variants = [("torch.Tensor", dict.fromkeys(asked, plain))]
     variants += [(ASKED[x], {x: "Literal[True]"}) for x in asked]
@@ -186,23 +188,24 @@ def stub_forward(loss: Definition, base: str) -> list[str]:
 
 
 def of_torch(loss: Definition, name: str) -> str:
-    """The type of a Module's argument; its arrays are tensors."""
+    """The annotation of a Module's argument, with arrays as tensors."""
     return loss.annotation(name).replace("_Array", "torch.Tensor").replace("_Exchangeable", "torch.Tensor")
 
 
 def or_none(kind: str) -> str:
-    """The type of an optional argument."""
+    """The annotation of an optional argument."""
     return kind if kind == "Any" or kind.endswith("None") else f"{kind} | None"
 
 
-#: Options that add results, so that the loss returns a named tuple, and its type.
+#: Options that add results, and the named tuple that a loss returns with each of them.
 ASKED = {"return_lse": "RowResult", "return_accuracy": "RowResult", "return_entropy": "TokenLogProbs"}
 
 
 def stub_function(loss: Definition) -> str:
-    """The function, overloaded on the type of its result if options add results. The first overload has the docstring.
+    """The stub of a function, overloaded on the type of its result if options add results.
 
-    A blank line follows a docstring and none follows dots, as a formatter would have it.
+    Only the first overload has the docstring. As a formatter requires, a blank line follows a docstring, and none
+    follows an ellipsis.
     """
     text = indent(f'"""{docstring(loss)}"""', "    ") + "\n"
     asked = [x for x in ASKED if x in loss.common]
@@ -215,7 +218,7 @@ def stub_function(loss: Definition) -> str:
 
 
 def stub_signature(loss: Definition, result: str, chosen: Mapping[str, str]) -> str:
-    """The signature up to the colon; ``chosen`` overrides types and defaults of arguments."""
+    """The signature up to the colon; ``chosen`` overrides the annotation and default of some arguments."""
     arguments = [
         f"    {name}: {chosen.get(name, loss.annotation(name) + default(value))},\n" if name != "*" else "    *,\n"
         for name, value in loss.arguments
@@ -284,7 +287,7 @@ def box_losses() -> str:
 
 
 def margin_losses() -> str:
-    """The README's table of losses of scores that labels are to exceed."""
+    """The README's table of margin losses: losses of rows of scores that the labels' scores should exceed."""
     rows = []
     for loss in registry(MarginLoss).values():
         own = [f"`{x.name}={x.default!r}`" for x in loss.options]
@@ -311,13 +314,13 @@ def layer_losses() -> str:
 
 
 def other_functions() -> str:
-    """The README's table of the functions that are no losses."""
+    """The README's table of functions that are not losses."""
     rows = [[f"`{x.name}`", f"`{x.formula}`", "yes" if x.torch else ""] for x in functions().values()]
     return table(["function", "value", "in torch"], rows)
 
 
 def primitives() -> str:
-    """The functions that a value expression may use, with their comments from the source."""
+    """The table of functions that a value expression may use, with the comments from their source."""
     rows = [
         [f"`{x.name}({', '.join(x.parameters)})`", x.comment or "differentiable wherever it is defined"]
         for x in expressions.primitives().values()
@@ -326,7 +329,7 @@ def primitives() -> str:
 
 
 def mutants() -> str:
-    """The seeded defects, and the checks that must catch them."""
+    """The table of seeded defects and the checks that must catch them."""
     where = {MUTANTS: "", OUTSIDE: " (AddressSanitizer)"}
     rows = [[x.name, f"`{x.file}`", "; ".join(x.caught_by) + tool] for xs, tool in where.items() for x in xs]
     return table(["defect", "in", "caught by"], rows)
@@ -339,7 +342,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def between(text: str, name: str, content: str) -> str:
-    """``text`` with everything between the markers ``<!-- name -->`` and ``<!-- end of name -->`` replaced."""
+    """Replaces everything between the markers ``<!-- name -->`` and ``<!-- end of name -->`` by ``content``."""
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     if text.count(start) != 1 or text.count(end) != 1:
         raise ValueError(f"expected the markers {start.strip()} and {end} once each")
@@ -365,7 +368,7 @@ KINDS: Mapping[str, type[Definition]] = {
 
 
 def transforms() -> str:
-    """The table of docs/transforms.md: each transform, its summary, the place, and the losses it works with."""
+    """The table of docs/transforms.md: each transform, its summary, GPU or host, and the losses that it works with."""
     with OUTCOMES.open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     rows = []
@@ -382,14 +385,14 @@ def transforms() -> str:
 
 
 def works(outcomes: Sequence[Mapping[str, str]], losses: Mapping[str, Definition]) -> str:
-    """The losses that something works with, as a cell of the table."""
+    """A table cell: `all`, or the losses without a successful outcome."""
     wrong = [x["loss"] for x in outcomes if x["loss"] in losses and x["outcome"] != "works"]
     wrong += [x for x in losses if x not in {y["loss"] for y in outcomes}]
     return f"all but {', '.join(f'`{x}`' for x in dict.fromkeys(wrong))}" if wrong else "all"
 
 
 def tried() -> Iterator[tuple[str, str]]:
-    """Names and summary lines of the transforms, parsed from the source: an import would need torch."""
+    """Names and summary lines of the transforms, parsed from the source because an import would need torch."""
     for node in ast.parse(TRANSFORMS.read_text(encoding="utf-8")).body:
         decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
         for x in decorators:
@@ -397,7 +400,7 @@ def tried() -> Iterator[tuple[str, str]]:
                 yield ast.literal_eval(x.args[0]), (ast.get_docstring(node) or "").partition("\n")[0]
 
 
-#: Documents with generated parts: the generator of each pair of markers.
+#: Documents with generated parts: for each pair of markers, the function that generates the text between them.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {
         "losses": losses,
@@ -416,23 +419,23 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 }
 
 
-#: The losses of the example kernels: the shortest definition, and one with flags and helper expressions.
+#: The element-wise losses of the example kernels: the shortest definition, and one with flags and helper expressions.
 PLAIN, RICH = "mse_loss", "kl_div"
 
 
 def examples() -> list[PointwiseKernel]:
-    """One variant per entry point: contiguous float32 for the plain loss, broadcast bfloat16 for the rich one."""
+    """One element-wise kernel per entry point: contiguous float32 for `PLAIN`, broadcast bfloat16 for `RICH`."""
     plain = {x.kind: x for x in reversed(variants(registry(Loss)[PLAIN], fast=True))}
     rich = {x.kind: x for x in variants(registry(Loss)[RICH], fast=True)}
     return [*plain.values(), *rich.values()]
 
 
-#: Losses of rows for the example kernels: class indices, and dense targets.
+#: The losses of rows of the example kernels: one with class indices, and one with dense targets.
 INDICES, DENSE = "cross_entropy", "distillation_loss"
 
 
 def row_examples() -> list[Kernel]:
-    """A kernel of each entry point and of each layout of rows, for class indices and for dense targets."""
+    """One kernel of rows per entry point and one per row layout, for class indices and for dense targets."""
     found: dict[tuple[str, str, str], Kernel] = {}
     for name, indices in ((INDICES, True), (DENSE, False)):
         for x in variants(registry(SoftmaxLoss)[name]):
@@ -443,12 +446,12 @@ def row_examples() -> list[Kernel]:
 
 
 def golden() -> Path:
-    """The folder of the generated parts of the examples."""
+    """The folder with the generated parts of the example kernels."""
     return ROOT / "tests" / "golden"
 
 
 def generated() -> dict[Path, str]:
-    """The expected content of each generated file."""
+    """The expected content of each generated file, by path."""
     files = {ROOT / "cupylosses" / "definition" / "example_results.py": example_results()}
     files |= {ROOT / "cupylosses" / "functional.pyi": stub(), ROOT / "cupylosses" / "nn.pyi": nn_stub()}
     files |= {golden() / f"{x.title}.cu": x.glue() for x in (*examples(), *row_examples())}

@@ -1,12 +1,12 @@
-"""Try or test the library on a fresh machine: create an environment, install into it, and run.
+"""Try or test the library on a fresh machine: create a virtual environment, install into it, and run.
 
     python3 scripts/run.py compare [arguments of scripts/compare.py]
     python3 scripts/run.py test [arguments of pytest]
     python3 scripts/run.py test --thorough      exhaustive grids and coverage
 
-The environment is `.venv` in the checkout; a second run reuses it. The GPU driver determines CuPy and torch; without an
-NVIDIA GPU there is no CuPy. Versions come from constraints.txt. `install.log` in the environment keeps pip's output.
-Needs Python 3.10 or newer and nothing else: no compiler, no CUDA toolkit, no installed packages.
+The environment is `.venv` in the checkout; a second run reuses it. The GPU driver determines which CuPy and torch are
+installed; without an NVIDIA GPU, CuPy is left out. Versions come from constraints.txt. `install.log` in the environment
+keeps pip's output. Needs Python 3.10 or newer and nothing else: no compiler, no CUDA toolkit, no installed packages.
 """
 
 import argparse
@@ -25,22 +25,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST = (3, 10)
 
-#: For each command: the extras that it needs besides the library, and the program that it runs.
+#: For each command: the extras of setup.cfg that it needs, and the program that it runs.
 COMMANDS = {
     "compare": (["torch", "scripts"], ["scripts/compare.py"]),
     "test": (["torch", "scripts", "test"], ["-m", "pytest"]),
 }
 
-#: Arguments for the whole suite: several processes, but few enough not to exhaust the GPU's memory.
+#: pytest arguments for the whole suite: several processes, but few enough not to exhaust the GPU's memory.
 PROCESSES = ["--numprocesses=auto", "--maxprocesses=8", "--dist=worksteal"]
 
-#: Arguments added to these command lines. Coverage costs half of Python's time.
+#: Arguments added to exactly these command lines. Coverage costs half of Python's time.
 WHOLE = {("test",): PROCESSES, ("test", "--thorough"): ["--cov", *PROCESSES]}
 
-#: The extra with the CuPy for each CUDA version, newest first. A driver runs its own version and older ones.
+#: The extra that installs CuPy for each CUDA major version, newest first. A driver supports its own version of CUDA and
+#: older ones.
 CUPY = {13: "cuda13x", 12: "cuda12x", 11: "cuda11x"}
 
-#: The torch whose default build is for a CUDA version, if constraints.txt names another.
+#: The torch release whose default build is for a CUDA major version, where that of constraints.txt is not.
 TORCH = {12: "torch==2.7.1"}
 
 
@@ -57,9 +58,10 @@ def main() -> int:
     driver = driver_cuda()
     cupy = choose_cupy(options.cupy, driver)
     extras = [*extras, *([cupy] if cupy else [])]
-    # Bytecode is kept, in `__pycache__`: the suite's many processes would compile the library and the tests again.
+    # Bytecode is kept, in `__pycache__`; without it, each of the suite's many processes would compile the library and
+    # the tests again.
     variables = {name: x for name, x in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    # Huge pages for glibc's heaps, where the kernel gives them on request: NVRTC then takes 0.64 of the processor time,
+    # Use huge pages for glibc's heaps where Linux grants them on request: NVRTC then needs 0.64 of the processor time,
     # Python and torch 0.88.
     variables.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     if options.here:
@@ -73,7 +75,7 @@ def main() -> int:
                 "run.py: pip's usual torch needs a newer driver than this one, which runs CUDA 11. Install a torch for "
                 f"CUDA 11 as PyTorch's site says, `pip install -e '.[{','.join(extras)}]'`, and run this with --here."
             )
-        # CuPy's CUDA 12 libraries exclude a torch for CUDA 13; those of CUDA 11 coexist with any torch.
+        # CuPy's CUDA 12 libraries conflict with a torch for CUDA 13; those of CUDA 11 coexist with any torch.
         cuda = 12 if cupy == CUPY[12] else driver
         python = prepare(ROOT / (options.environment or default_environment(options.cupy)), extras, cuda)
     if driver:
@@ -97,7 +99,7 @@ def say(text: str) -> None:
 
 
 def driver_cuda() -> int:
-    """The newest major version of CUDA that the driver supports; 0 without a driver or a GPU."""
+    """The newest CUDA major version that the driver supports; 0 without a driver or a GPU."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
             driver = ctypes.CDLL(name)
@@ -122,7 +124,7 @@ def choose_cupy(wanted: str, driver: int) -> "str | None":
 
 
 def default_environment(cupy: str) -> str:
-    """The environment's directory. Only one CuPy fits into an environment, so a requested CuPy gets its own."""
+    """The environment's directory. An environment holds only one CuPy, so each requested CuPy has its own."""
     return ".venv" if cupy == "auto" else f".venv-{cupy}"
 
 
@@ -131,7 +133,7 @@ def default_environment(cupy: str) -> str:
 
 
 def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
-    """An environment with the library and at least these extras; returns its interpreter."""
+    """Creates or reuses an environment with the library and at least these extras; returns its Python interpreter."""
     python = environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     record, fingerprint = environment / "installed.json", installation_fingerprint(cuda)
     installed = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
@@ -146,7 +148,8 @@ def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
         create(environment, log)
     constraints = environment / "constraints.txt"
     constraints.write_text(constraint_text(cuda), encoding="utf-8")
-    # Compiling every module of torch and sympy to bytecode takes half of the installation; few are ever imported.
+    # Compiling every module of torch and sympy to bytecode takes half of the installation time, and few are ever
+    # imported.
     install = [*pip(python), "install", "--no-compile", "--disable-pip-version-check", "--constraint", str(constraints)]
     step(f"installing cupylosses with {', '.join(extras)}", [*install, "--editable", f".[{','.join(extras)}]"], log)
     record.write_text(json.dumps({"fingerprint": fingerprint, "extras": extras}), encoding="utf-8")
@@ -154,7 +157,7 @@ def prepare(environment: Path, extras: "list[str]", cuda: int) -> Path:
 
 
 def installation_fingerprint(cuda: int) -> str:
-    """A hash of all that determines the installation, except the extras."""
+    """A hash of everything that determines the installation, except the extras."""
     digest = hashlib.sha256(repr((cuda, sys.version_info[:2])).encode())
     for name in ("setup.cfg", "pyproject.toml", "constraints.txt"):
         digest.update((ROOT / name).read_bytes())
@@ -162,7 +165,7 @@ def installation_fingerprint(cuda: int) -> str:
 
 
 def create(environment: Path, log: Path) -> None:
-    """Creates a virtual environment. If Python lacks ensurepip (Debian), this Python's pip fills it."""
+    """Creates a virtual environment, without pip if this Python lacks ensurepip (Debian); see `pip`."""
     command = [sys.executable, "-m", "venv", str(environment)]
     if importlib.util.find_spec("ensurepip") is None:
         if importlib.util.find_spec("venv") is None or importlib.util.find_spec("pip") is None:
@@ -175,7 +178,7 @@ def create(environment: Path, log: Path) -> None:
 
 
 def pip(python: Path) -> "list[str]":
-    """The command that installs into the environment of ``python``."""
+    """The pip command that installs into the environment of ``python``: its own pip, or that of this Python."""
     own = [str(python), "-m", "pip"]
     if subprocess.call([*own, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0:
         return own
@@ -183,13 +186,13 @@ def pip(python: Path) -> "list[str]":
 
 
 def constraint_text(cuda: int) -> str:
-    """The text of constraints.txt, with a torch that exists for the CUDA version."""
+    """The text of constraints.txt, with a torch whose default build is for this CUDA major version."""
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     return re.sub(r"(?m)^torch==.*$", TORCH[cuda], text) if cuda in TORCH else text
 
 
 def step(what: str, command: "list[str]", log: Path) -> None:
-    """Runs a command and prints one line; the command's own output goes to the end of ``log``."""
+    """Runs a command and prints one line about it; the command's own output is appended to ``log``."""
     print(f"run.py: {what} ...", end="", flush=True)
     begin = time.monotonic()
     with log.open("a", encoding="utf-8") as file:
@@ -205,7 +208,7 @@ def step(what: str, command: "list[str]", log: Path) -> None:
 
 
 def requirements(extras: "list[str]") -> "list[str]":
-    """The distributions that setup.cfg lists for the library and the extras, without platform-specific ones."""
+    """Names of the distributions that setup.cfg lists for the library and the extras, except platform-specific ones."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     texts = [config["options"]["install_requires"], *(config["options.extras_require"][x] for x in extras)]
@@ -214,12 +217,12 @@ def requirements(extras: "list[str]") -> "list[str]":
 
 
 def check_requirements(extras: "list[str]") -> None:
-    """Exits with a list of missing distributions, if any."""
+    """Exits with a list of the missing distributions if there are any."""
     from importlib import metadata
 
     missing = []
     for name in requirements(extras):
-        # CuPy has one distribution per CUDA version and finds its libraries in many places: look for the module.
+        # CuPy has one distribution per CUDA version and finds CUDA libraries in many places, so only its module counts.
         if name.startswith(("cupy", "nvidia")):
             if name.startswith("cupy") and importlib.util.find_spec("cupy") is None:
                 missing.append(name)

@@ -8,8 +8,8 @@
     initcheck   reads of uninitialised memory
     synccheck   barriers that some threads of a warp or block never reach
 
-Exits with 1 if a tool reports an error or could not run. Needs torch, CuPy and the sanitizer: a CUDA toolkit, or `pip
-install nvidia-cuda-sanitizer-api`. Only the library's own kernels are watched.
+Exits with 1 if a tool reports an error or could not run. Needs torch, CuPy and compute-sanitizer, from a CUDA toolkit
+or from `pip install nvidia-cuda-sanitizer-api`. Only the library's own kernels are checked.
 """
 
 from __future__ import annotations
@@ -40,14 +40,20 @@ INSTALLED_TOOLKIT = Path("/usr/local/cuda")
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
-#: initcheck needs this option to watch only some kernels of a program that allocates and fills memory with others.
-#: Releases without it watch all kernels; counting then drops what the reports say about kernels of others.
+#: Without this option, initcheck cannot be restricted to our kernels, because kernels of other libraries initialize the
+#: memory that ours read. Releases that lack it check all kernels; `read` then discounts reports about other kernels.
 TRACKS_OTHERS = "--initcheck-track-filtered-global-memory"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Report of one tool: errors, errors in other libraries' kernels, and launches; None if the report does not say."""
+    """Result of one tool.
+
+    Attributes:
+        errors: Number of errors in our kernels; None if the report has no summary.
+        elsewhere: Number of errors in kernels of other libraries.
+        ran: The smoke test's closing line; None if the program ended early.
+    """
 
     errors: int | None
     elsewhere: int
@@ -55,7 +61,7 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """True if everything ran without an error."""
+        """True if the whole smoke test ran and our kernels had no error."""
         return self.errors == 0 and self.ran is not None
 
 
@@ -100,7 +106,7 @@ def parse() -> argparse.Namespace:
 
 
 def find_sanitizer() -> Path | None:
-    """compute-sanitizer on the PATH, in a toolkit, or in a wheel of this environment."""
+    """Finds compute-sanitizer on the PATH, in a CUDA toolkit, or in a wheel of this environment."""
     on_path = shutil.which("compute-sanitizer")
     if on_path:
         return Path(on_path)
@@ -118,12 +124,12 @@ def _candidates() -> Iterator[Path]:
 
 
 def command(sanitizer: Path, tool: str, losses: Sequence[str], abilities: str) -> list[str]:
-    """The smoke test under one of the tools. ``abilities`` is the sanitizer's help text."""
+    """The command that runs the smoke test under one tool. ``abilities`` is the sanitizer's help text."""
     options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "0"]
-    # An API error raises in torch, CuPy or the library and ends the smoke test; the errors that torch and CuPy expect
-    # do not matter.
+    # A CUDA API error that matters raises in torch, CuPy or the library and ends the smoke test. torch and CuPy provoke
+    # and handle others, which would only be noise.
     options += ["--report-api-errors", "no"] if tool == "memcheck" else []
-    # Without padding, the bytes behind an array may belong to another array.
+    # Without padding, the bytes past the end of an array may belong to another array.
     options += ["--padding", "512"] if tool == "memcheck" else []
     if tool != "initcheck" or TRACKS_OTHERS in abilities:
         for name in kernels(losses):
@@ -134,13 +140,13 @@ def command(sanitizer: Path, tool: str, losses: Sequence[str], abilities: str) -
 
 
 def kernels(losses: Sequence[str]) -> list[str]:
-    """Prefixes of our kernels' names; no other kernel's name contains them."""
+    """Name prefixes of our kernels; no kernel of another library contains one of them."""
     counts = [counting(weighted, masked).name for weighted, masked in ((True, False), (False, True), (True, True))]
     return [f"{loss}_{kind}_" for loss, kind in product([*losses, *counts], (*KINDS, PRODUCT))]
 
 
 def execute(command: Sequence[str], log: Path) -> int:
-    """Runs a command with its output in a file, and returns its exit status."""
+    """Runs a command with its output redirected to ``log``, and returns its exit status."""
     with log.open("w", encoding="utf-8") as file:
         file.write(" ".join(command) + "\n")
         file.flush()
@@ -148,7 +154,7 @@ def execute(command: Sequence[str], log: Path) -> int:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables that switch off torch's memory pool, which would own the bytes behind an array too."""
+    """Environment of the smoke test. torch's memory pool is off: it would also own the bytes past an array's end."""
     path = os.pathsep.join(filter(None, [str(ROOT), variables.get("PYTHONPATH")]))
     return {**variables, "PYTHONPATH": path, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -160,7 +166,7 @@ REPORT = re.compile(r"^=+ (?! )(?!.*SUMMARY)(?P<what>.+)\n=+ {2,}(?:at|in kernel
 
 
 def read(output: str, losses: Sequence[str]) -> Finding:
-    """Parses the output of a run."""
+    """Parses the output of one tool; errors in kernels of other libraries are counted apart."""
     totals = [int(x) for x in SUMMARY.findall(output)]
     ours = tuple(kernels(losses))
     elsewhere = sum(not x["kernel"].startswith(ours) for x in REPORT.finditer(output))
@@ -169,7 +175,7 @@ def read(output: str, losses: Sequence[str]) -> Finding:
 
 
 def line(tool: str, found: Finding, status: int, seconds: float) -> str:
-    """One line with the result of a tool."""
+    """One line that reports the result of a tool."""
     if found.errors is None:
         said = f"no summary, exit status {status}"
     elif found.ran is None:

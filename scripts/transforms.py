@@ -1,7 +1,9 @@
-"""Try every transform of torch on every loss, and write the outcome to docs/transforms.csv.
+"""Try every transform of torch on every loss, and write the outcomes to docs/transforms.csv.
 
-python scripts/transforms.py               on the GPU, or on the host without the transforms that need a GPU python
-scripts/generate.py                 then updates the table of docs/transforms.md
+    python scripts/transforms.py    on the GPU, or on the host without the transforms that need a GPU
+    python scripts/generate.py      then updates the table of docs/transforms.md
+
+Exits with 1 if a transform does not work.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from cupylosses.testing import host
 
 RECORD = ROOT / "docs" / "transforms.csv"
 
-#: The place of this run.
+#: The device of this run; "host" executes the kernels on the CPU.
 WHERE = "GPU" if torch.cuda.is_available() else "host"
 
 
 def tried(name: str, transforms: list[str]) -> list[tuple[str, str, str, str]]:
-    """Rows of a loss: its name, the transform, the place, and "works" or the problem."""
+    """Rows of a loss: its name, the transform, "GPU" or "host", and "works" or the error."""
     warnings.simplefilter("ignore")
     with nullcontext() if WHERE == "GPU" else host.execution(sanitize=("thread",)):
         return [(name, t, WHERE, outcome) for t, outcome in _outcomes(name, transforms)]
@@ -56,12 +58,12 @@ def main() -> int:
     chosen = parser.parse_args()
     names = chosen.loss.split(",")
     transforms = [x for x in TRANSFORMS if chosen.transform in x]
-    # A process that has looked for a GPU cannot hand it on by a fork.
+    # CUDA does not survive a fork once this process has queried the GPU, so workers are spawned.
     with ProcessPoolExecutor(chosen.workers, get_context("spawn")) as pool:
         rows = [row for rows in pool.map(partial(tried, transforms=transforms), names) for row in rows]
     before = []
     if chosen.out.is_file():
-        # Results from the other place stay.
+        # Rows of the other device, and of losses and transforms not tried here, are kept.
         with chosen.out.open(encoding="utf-8", newline="") as file:
             before = [tuple(x) for x in list(csv.reader(file))[1:]]
     done = {row[:3] for row in rows}

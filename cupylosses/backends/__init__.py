@@ -1,1 +1,1 @@
-"""Array libraries: memory, streams and autograd of NumPy, CuPy and torch."""
+"""Backends, one per array library: memory, streams and autograd of NumPy, CuPy and torch."""

@@ -1,4 +1,4 @@
-"""Matrix products of CuPy arrays by cuBLAS, for dtypes and strides that ``cupy.matmul`` copies or does not take."""
+"""cuBLAS matrix products of CuPy arrays, for dtypes and strides that ``cupy.matmul`` copies or rejects."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _DEFAULT_ALGORITHM = -1
 
 
 def gemm(a: Any, b: Any, out: Any, accumulate: bool) -> None:
-    """``out (+)= a @ b`` for matrices of which one dimension has stride 1; ``out`` may be wider than ``a`` and ``b``.
+    """Computes ``out (+)= a @ b``.
 
-    cuBLAS numbers elements by columns: it computes the transposed product of the transposed matrices.
+    Precondition: one dimension of each matrix has stride 1. The dtype of ``out`` may be wider than that of ``a`` and
+    ``b``. cuBLAS is column-major, so it computes the transposed product of the transposed matrices.
     """
     import numpy
 
@@ -45,10 +46,10 @@ def _is_by_columns(x: Any) -> bool:
 
 
 def _step(x: Any, dim: int) -> int:
-    """Elements from one row, or column, to the next one; at least what cuBLAS asks for."""
+    """Leading dimension: elements from one row (or column) to the next, at least the minimum that cuBLAS accepts."""
     return max(x.strides[dim] // x.itemsize, x.shape[1 - dim], 1)
 
 
 def _operation(x: Any) -> tuple[int, int]:
-    """Operation and leading dimension of a factor of the transposed product: 0 to read it as it lies, 1 transposed."""
+    """Operation (0: as stored, 1: transposed) and leading dimension of one factor of the transposed product."""
     return (0, _step(x, 0)) if _is_by_rows(x) else (1, _step(x, 1))

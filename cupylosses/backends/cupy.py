@@ -1,4 +1,4 @@
-"""CuPy arrays through the engines: values, and values with gradients. Imported with the first CuPy array."""
+"""CuPy backend: evaluates losses, and losses with gradients. Imported at the first CuPy array."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cupylosses.engines.strides import dense_strides
 
 
 def evaluate(call: Call) -> Any:
-    """The loss of CuPy arrays."""
+    """Evaluates a loss on CuPy arrays."""
     return evaluate_with_gradients(call, None)[0]
 
 
 def evaluate_with_gradients(call: Call, wanted: Wanted | None, warn: bool = True) -> tuple[Any, list[Any]]:
-    """The loss of CuPy arrays and, in the same pass, the gradients of its sum that are wanted."""
+    """Evaluates a loss on CuPy arrays and, in the same pass, the wanted gradients of its sum."""
     engine = call.loss.engine
     with current_device(call.loss, engine.names(call), call.arrays) as device:
         plan = _plan(call, device, sum(wanted or ()))
@@ -44,7 +44,7 @@ def evaluate_with_gradients(call: Call, wanted: Wanted | None, warn: bool = True
             return _apart(call, plan, device, wanted)
         divisor = None
         if call.normalizer is None and not (wanted is not None and True in wanted):
-            # Gradients that assume a divisor would have to be verified.
+            # Without gradients only: those that assume a divisor would have to be verified.
             divisor = execute.tallied(plan, device, False)
         if divisor is None:
             divisor = execute.denominator(plan, device, pointers, call.scalars, call.normalizer)
@@ -86,7 +86,7 @@ def _value_and_gradients(
         if plan.composite:
             strides = None
         elif plan.upstream_strides() is not None:
-            # One number for all rows: the check without a record reads a single grad_output.
+            # One number for all rows: without records, the check kernel reads a single grad_output.
             one = device.one(plan.result)
             written = plan.writable(wanted)
             if True not in written:
@@ -95,7 +95,7 @@ def _value_and_gradients(
     else:
         value, speculation = execute.value_and_gradients(*launch, wanted, auxiliary)
         if speculation is not None and speculation[0].complete and speculation[0].written:
-            check, gradients = speculation  # written for the grad_output that it is
+            check, gradients = speculation  # written for a grad_output of 1, the true one
             check.release()
             return value, gradients
     if True not in wanted:
@@ -107,7 +107,10 @@ def _value_and_gradients(
 def _of_copies(
     call: Call, copies: dict[int, tuple[int, ...]], wanted: Wanted | None, device: CupyDevice, warn: bool
 ) -> tuple[Any, list[Any]]:
-    """From copies of some arrays; their gradients lie as the copies do, unless they are written over the originals."""
+    """Evaluates a call on copies of some arrays; ``copies`` has their strides by position.
+
+    Gradients keep the layout of the copies, unless the gradient is written over the original array.
+    """
     arrays = [device.copy(x, copies[i]) if i in copies else x for i, x in enumerate(call.arrays)]
     value, gradients = evaluate_with_gradients(call._replace(arrays=tuple(arrays)), wanted, warn)
     first = call.arrays[0]
@@ -120,20 +123,23 @@ def _of_copies(
 
 
 def _of_nothing(call: Call, plan: Plan, wanted: Wanted | None) -> tuple[Any, list[Any]]:
-    """Of no elements, by the formula."""
+    """Evaluates a call without elements by the reference formula; its gradients are zeros."""
     gradients = [cupy.zeros(x.shape, x.dtype) if w else None for x, w in zip(call.arrays, wanted or (), strict=False)]
     return plan.engine.reference(call, plan.promoted, False), gradients
 
 
 def _apart(call: Call, plan: Plan, device: CupyDevice, wanted: Wanted | None) -> tuple[Any, list[Any]]:
-    """A mean whose divisor has dimensions, or a gradient: two sums, and by the quotient rule the gradients."""
+    """Evaluates a mean whose divisor has dimensions, or requires a gradient, as the quotient of two sums.
+
+    The gradients follow from the quotient rule.
+    """
     apart = plan.engine.apart(call, plan.promoted, wanted or plan.nothing, False)
     assert apart is not None
     values = [evaluate_with_gradients(x, None, warn=False)[0] for x in apart.calls]
     value = cupy.asarray(apart.finish(interop.namespace(call.arrays[0]), values))
     if wanted is None:
         return value, []
-    # The value is total / below: its gradients are those of the total over below, and of below by -total / below^2.
+    # Quotient rule for value = total / below: d value = d total / below - total / below^2 * d below.
     total, ones = values[0] if values[0].shape == plan.shape else cupy.sum(values[0]), cupy.ones(plan.shape)
     below = cupy.broadcast_to(apart.below(values), plan.shape)
     empty = below == 0
@@ -152,7 +158,7 @@ def _apart(call: Call, plan: Plan, device: CupyDevice, wanted: Wanted | None) ->
 
 
 def _gradients(call: Call, device: CupyDevice, wanted: Wanted, grad_output: Any) -> list[Any]:
-    """The gradients for a float64 grad_output of the result's shape."""
+    """Returns the wanted gradients for a float64 ``grad_output`` of the result's shape."""
     plan = _plan(call, device, sum(wanted))
     pointers = call.arrays if plan.composite else [x.data.ptr for x in call.arrays]
     upstream = cupy.ascontiguousarray(grad_output)
@@ -162,7 +168,7 @@ def _gradients(call: Call, device: CupyDevice, wanted: Wanted, grad_output: Any)
 
 
 def _plan(call: Call, device: CupyDevice, writes: int) -> Any:
-    """The plan of a call, or the arrays that are to be copied first, with the strides of the copies."""
+    """Returns the plan of a call, or a dict of the arrays to copy first: position to strides of the copy."""
     key = (
         "cupy",
         call.loss,

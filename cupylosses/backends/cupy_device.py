@@ -1,4 +1,4 @@
-"""One CUDA device through CuPy: its memory pool, its current stream."""
+"""One CUDA device, accessed through CuPy: its memory pool and its current stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ cupy = interop.cupy()
 
 
 class CupyDevice(engine_device.Device):
-    """One CUDA device through CuPy: its memory pool, its current stream."""
+    """One CUDA device, accessed through CuPy: its memory pool and its current stream."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index, *gpu.gpu(index))
@@ -41,7 +41,7 @@ class CupyDevice(engine_device.Device):
         return cupy.full(count, value, dtype=cupy.float64)
 
     def one(self, dtype: str) -> Any:
-        """A grad_output of 1."""
+        """Returns a ``grad_output`` of 1."""
         return cupy.ones((), dtype=dtype_of(dtype))
 
     def double(self, normalizer: Any) -> Any:
@@ -118,14 +118,19 @@ class CupyDevice(engine_device.Device):
         cupy.cuda.get_current_stream().synchronize()
 
     def expectation(self, slot: int) -> int:
-        """None: grad_output is always 1 here, and a promise that is not verified must not read what others write."""
+        """Returns 0, for no slot of the table of expected grad_outputs.
+
+        ``grad_output`` is always 1 here, and a speculative gradient that is never verified must not be scaled with a
+        value that other calls write.
+        """
         return 0
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Within it, memory is taken for good: CuPy's pool would hand out again what a graph that is being captured
-        goes on writing to, what CuPy's own functions need for a moment included. (torch's graphs own what is allocated
-        during their capture.)
+        """Within this context, no allocation is ever freed.
+
+        CuPy's pool would reuse memory that the graph under capture keeps writing to, including temporaries of CuPy's
+        own functions. (torch's graphs own what is allocated during their capture.)
         """
         allocate = cupy.cuda.get_allocator()
 
@@ -143,12 +148,15 @@ def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _bits(array: Any) -> str:
-    """Integers as wide as the elements: CuPy has one kernel for all dtypes of a width, bfloat16 included."""
+    """Unsigned integer dtype as wide as the elements: CuPy then has one kernel for all dtypes of a width.
+
+    This includes bfloat16.
+    """
     return f"uint{8 * array.itemsize}"
 
 
 def dtype_of(name: str) -> Any:
-    """CuPy's dtype of a name."""
+    """Returns the CuPy dtype of a name."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -161,7 +169,7 @@ devices: dict[int, CupyDevice] = {}
 
 @contextmanager
 def current_device(loss: Definition, names: Sequence[str], arrays: Sequence[Any]) -> Iterator[CupyDevice]:
-    """The device of all these arrays, made current."""
+    """Makes the device that all arrays are on the current one, and yields it; raises if they are on several."""
     first, *others = [x.device.id for x in arrays]
     if any([x != first for x in others]):
         checks.devices(loss, [f"cuda:{x}" for x in (first, *others)], names)

@@ -1,4 +1,4 @@
-"""NumPy arrays, and CPU arrays of other libraries taken over by NumPy: the reference formulas."""
+"""NumPy backend: reference formulas for NumPy arrays, and for CPU arrays of other libraries adopted by NumPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cupylosses.call import Call
 
 
 def evaluate(call: Call) -> Any:
-    """The loss of NumPy arrays."""
+    """Evaluates a loss on NumPy arrays."""
     loss, engine = call.loss, call.loss.engine
     engine.check(call)
     warning = engine.warning(call)
@@ -22,15 +22,15 @@ def evaluate(call: Call) -> Any:
     promoted = engine.promoted(call, zero_d_widens=True)
     if (call.static.out_dtype or promoted) == "bfloat16":
         raise checks.no_bfloat16(loss)
-    # Empty sums and infinities have their results without NumPy's remarks.
+    # Silences NumPy's warnings: results for empty sums and infinities are well defined.
     with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = engine.reference(call, promoted)
-    # NumPy makes arrays without dimensions of some operations, and its own numbers of most.
+    # Some NumPy operations return 0-d arrays, most return NumPy scalars; `[()]` turns both into scalars.
     return found if isinstance(found, tuple) else found[()]
 
 
 def evaluate_with_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, list[Any]]:
-    """The loss, and the gradients of its sum that are wanted: torch's, zero-copy."""
+    """Evaluates a loss and the wanted gradients of its sum through torch, zero-copy."""
     try:
         from cupylosses.backends.torch import evaluation
     except ImportError as error:
@@ -48,8 +48,8 @@ def evaluate_with_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, 
 
 
 def _tensor(x: Any) -> Any:
-    """An array of NumPy's as a tensor of torch's, zero-copy."""
+    """Returns a NumPy array as a torch tensor, zero-copy where torch allows it."""
     import torch
 
-    # torch has neither negative strides nor read-only memory: such arrays are copied, no others.
+    # torch supports neither negative strides nor read-only memory: only such arrays are copied.
     return torch.from_numpy(x if x.flags.writeable and all(s >= 0 for s in x.strides) else x.copy())

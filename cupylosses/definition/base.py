@@ -1,9 +1,9 @@
 """Definition of a loss: one object from which everything else is derived.
 
 A :class:`Definition` holds the name, the operands, the parameters, the value as a short CUDA expression, a plain
-reference formula through the array API, and the facts that tests and documentation need (domains, kinks, formula,
-publication). Kernels, functions with true signatures, docstrings, type stubs, tables, comparisons, benchmarks and tests
-are derived from it. Each engine subclasses it.
+reference formula written against the array API, and the facts that tests and documentation need (domains, kinks,
+formula, publication). Kernels, functions with true signatures, docstrings, type stubs, tables, comparisons, benchmarks
+and tests are derived from it. Each engine subclasses it.
 
 Nothing here imports an array library, CUDA or a compiler.
 """
@@ -28,17 +28,17 @@ REDUCTIONS = ("none", "mean", "sum", "batchmean", "weighted_mean")
 COMMON: Mapping[str, Any] = {
     "reduction": "mean", "weight": None, "mask": None, "normalizer": None, "dim": None, "out_dtype": None,
 }  # fmt: skip
-#: Of these, options of a Module's constructor that a call can override, and arguments of each call only.
+#: Common arguments that a Module's constructor accepts and a call can override; those that only a call accepts.
 PER_MODULE = ("weight", "dim", "out_dtype")
 PER_CALL = ("mask", "normalizer")
-#: Deprecated arguments of torch's losses, taken by the twins of losses that have them.
+#: Deprecated arguments of torch's losses, accepted by the drop-in replacements of those losses that have them.
 LEGACY: Mapping[str, Any] = {"size_average": None, "reduce": None}
 
-#: Names forbidden to operands, parameters, flags, `constants` and `let`: the common arguments, the loss before its
-#: weight is applied, and the first argument of a Module's methods.
+#: Names that operands, parameters, flags, `constants` and `let` must not use: the common arguments, the loss before
+#: its weight is applied (``unweighted``), and the first argument of a Module's methods (``self``).
 RESERVED = frozenset({*COMMON, *LEGACY, "unweighted", "self"})
 
-#: Domains of operands by name, as docstrings spell them.
+#: Domains of operands by name, with the text that docstrings show.
 DOMAINS: Mapping[str, str] = {
     "real": "any number",
     "probability": "[0, 1]",
@@ -49,7 +49,7 @@ DOMAINS: Mapping[str, str] = {
     "nonnegative": "[0, inf)",
 }  # fmt: skip
 
-#: Operands of documented examples by domain: one choice for each position among the operands of a loss.
+#: Example values for docstrings, by domain. The i-th required operand of a loss gets the i-th choice, or the last one.
 SAMPLES: Mapping[str, Sequence[Sequence[float]]] = {
     "real": ((0.5, -1.25, 2.0), (1.0, -1.0, 0.25), (-0.5, 0.75, 1.5)),
     "probability": ((0.7, 0.2, 0.1), (0.5, 0.25, 0.25)),
@@ -60,7 +60,7 @@ SAMPLES: Mapping[str, Sequence[Sequence[float]]] = {
     "nonnegative": ((0.5, 1.0, 3.0), (1.0, 0.0, 4.0)),
 }
 
-#: Keywords of C++ up to the newest standard, without those of Python, and macros of the kernels' compilers.
+#: Keywords of C++ up to the newest standard that are not keywords of Python, and macros of the kernels' compilers.
 _KEYWORDS = frozenset({
     "alignas", "alignof", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "case", "catch", "char", "char16_t",
     "char32_t", "char8_t", "co_await", "co_return", "co_yield", "compl", "concept", "const", "const_cast", "consteval",
@@ -98,11 +98,11 @@ class Operand:
 
     @property
     def annotation(self) -> str:
-        """The type in stubs."""
+        """Type annotation in the stubs."""
         return f"_Exchangeable{' | float' * self.number}{' | None' * (self.default is not None)}"
 
     def domain_for(self, parameters: Mapping[str, Any]) -> str:
-        """Name of the domain under the given values of the flags."""
+        """Name of the operand's domain for these values of the flags."""
         if isinstance(self.domain, str):
             return self.domain
         flag, choices = self.domain
@@ -110,7 +110,7 @@ class Operand:
 
     @property
     def domain_text(self) -> str:
-        """The domain as docstrings spell it, for each choice of the flag if one decides."""
+        """The domain in words, for docstrings; one per choice of the flag if a flag decides."""
         if isinstance(self.domain, str):
             return DOMAINS[self.domain]
         flag, domains = self.domain
@@ -127,7 +127,7 @@ MASK = Operand("mask", "True where an element counts.", domain="binary", integer
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that kernels take at run time. ``minimum`` and ``maximum`` are in range unless ``exclusive``."""
+    """A number that kernels receive at run time. ``minimum`` and ``maximum`` are in range unless ``exclusive``."""
 
     name: str
     default: float
@@ -136,12 +136,12 @@ class Parameter:
     maximum: float = math.inf
     exclusive: bool = False
 
-    #: The type in stubs.
+    #: Type annotation in the stubs.
     annotation: ClassVar[str] = "float"
 
     @property
     def requirement(self) -> str:
-        """The range in words, for error messages and docstrings."""
+        """The valid range in words, for error messages and docstrings."""
         equal = "" if self.exclusive else "="
         bounds = [f">{equal} {self.minimum:g}"] if self.minimum != -math.inf else []
         bounds += [f"<{equal} {self.maximum:g}"] if self.maximum != math.inf else []
@@ -150,13 +150,13 @@ class Parameter:
     def accepts(self, value: float) -> bool:
         """True if ``value`` is in range; NaN never is."""
         if self.exclusive:
-            # An infinite maximum is a bound that was not given, so infinity itself is in range.
+            # An infinite maximum means that there is no upper bound, so infinity itself is in range.
             return value > self.minimum and (value < self.maximum or self.maximum == math.inf)
         return self.minimum <= value <= self.maximum
 
 
 def one_of(choices: Sequence[Any]) -> str:
-    """The type in stubs of an argument that is one of these texts and numbers."""
+    """Type annotation of an argument that must be one of these strings and numbers."""
     return f"Literal[{', '.join([json.dumps(x) if isinstance(x, str) else repr(x) for x in choices])}]"
 
 
@@ -164,7 +164,7 @@ def one_of(choices: Sequence[Any]) -> str:
 class Flag:
     """A compile-time choice that selects a variant of the kernel: a bool, or one of ``choices``.
 
-    Expressions see the index of the choice, so a bool as itself.
+    Expressions see the index of the choice; a bool is its own index.
     """
 
     name: str
@@ -174,7 +174,7 @@ class Flag:
 
     @property
     def annotation(self) -> str:
-        """The type in stubs."""
+        """Type annotation in the stubs."""
         others = [x for x in self.choices if not isinstance(x, bool)]
         bools = ["bool"] * (len(others) < len(self.choices) or self.choices[0] is None)
         return " | ".join([*bools, *([one_of(others)] if others else [])])
@@ -182,14 +182,14 @@ class Flag:
 
 @dataclass(frozen=True)
 class Kink:
-    """A point where the loss has no derivative, and the one that is returned there by convention."""
+    """A point where the loss has no derivative: its operands, its value, and the gradient returned by convention."""
 
     operands: tuple[float, ...]
     value: float
     gradient: tuple[float, ...]
 
 
-#: Types in stubs of the arguments that every loss takes.
+#: Type annotations of the common arguments in the stubs.
 ANNOTATIONS: Mapping[str, str] = {
     "reduction": "_Reduction",
     "weight": "_Exchangeable | float | None",
@@ -265,7 +265,7 @@ class Definition:
             identifier = isinstance(name, str) and name.isascii() and name.isidentifier()
             if not identifier or keyword.iskeyword(name) or name in _KEYWORDS:
                 raise ValueError(f"{self.name}: the name {name!r} must be an identifier of Python and of C++")
-            # Generated code has names of its own with underscores there.
+            # Generated code uses underscores in these places for names of its own.
             if name.startswith("_") or name.endswith("_") or "__" in name:
                 raise ValueError(
                     f"{self.name}: the name {name!r} must not begin or end with an underscore, nor have two in a row"
@@ -294,38 +294,39 @@ class Definition:
         """Names of the intermediate results that are computed before the value."""
         return tuple(self.constants)
 
-    #: The engine that computes it.
+    #: The engine that computes the loss.
     engine: ClassVar[Any] = None
 
-    #: Derivatives that no kernel computes, in words; they are those of the reference formula.
+    #: The derivatives, in words, that no kernel computes: those of the reference formula serve instead.
     derivatives_by_formula: ClassVar[str] = "third derivatives"
 
-    #: Type of the result in stubs, unless options add results: by default that of the first operand.
+    #: Return type in the stubs, unless options add results; by default the type of the first operand.
     result_type: ClassVar[str] = "_Array"
 
-    #: True if backends return several differentiable results in one array, which `Engine.unpacked` takes apart.
+    #: True if backends return several differentiable results in one array, which `Engine.unpacked` splits.
     packs: ClassVar[bool] = False
 
     @cached_property
     def array_names(self) -> tuple[str, ...]:
-        """The arguments that are arrays: the operands, then those that every loss of the engine takes."""
+        """Names of the array arguments: the operands, then those that every loss of the engine accepts."""
         return (*(x.name for x in self.operands), "weight", "mask", "normalizer")
 
     @cached_property
     def setting_names(self) -> tuple[str, ...]:
-        """The other arguments, in the order in which the engine binds them; a literal for one that the loss has not."""
+        """The other arguments, in the order in which the engine binds them; a literal for one that the loss lacks."""
         return ("reduction", *(x.name for x in self.options), "dim", "out_dtype")
 
     @cached_property
     def default_settings(self) -> tuple[Any, ...]:
-        """The defaults of the settings. Literals are compiled as those of the public function are, to the same objects:
-        calls are compared by identity.
+        """Default of each setting.
+
+        A literal is compiled as in the public function, to the same object, because calls are compared by identity.
         """
         defaults = dict(self.arguments)
         return tuple([defaults[x] if x in defaults else eval(x, {}) for x in self.setting_names])
 
     def resolve(self) -> None:
-        """Computes every cached property that calls read: torch.compile cannot look into the lock of a first access."""
+        """Computes all cached properties: torch.compile cannot trace the lock of a first access."""
         for kind in type(self).__mro__:
             for name, member in vars(kind).items():
                 if isinstance(member, cached_property):
@@ -338,12 +339,13 @@ class Definition:
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """Types in stubs of the arguments of :attr:`common` and :attr:`layer`, and of operands that have their own."""
+        """Type annotations of arguments in :attr:`common` and :attr:`layer`, and of operands that override theirs."""
         return ANNOTATIONS
 
     def annotation(self, name: str) -> str:
-        """The type of an argument in stubs. The first operand's type is the result's; torch's deprecated arguments are
-        bools.
+        """Type annotation of an argument in the stubs.
+
+        The first operand has the type of the result; torch's deprecated arguments are bools.
         """
         if name == self.operands[0].name:
             return "_Array"
@@ -353,26 +355,26 @@ class Definition:
 
     @property
     def reserved(self) -> Collection[str]:
-        """Names forbidden to operands, options and intermediate results."""
+        """Names that operands, options and intermediate results must not use."""
         return RESERVED
 
-    #: Arguments of the constructor of a Module that has a layer, whose parameters are operands: names and defaults,
-    #: ``...`` for none.
+    #: Constructor arguments of a Module that owns a layer, whose parameters serve as operands: defaults by name, with
+    #: ``...`` if there is none. Empty if the Module has no layer.
     layer: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def called_with(self) -> list[str]:
-        """The operands that a call of its Module takes."""
+        """Operands that a call of the loss's Module accepts."""
         return [x.name for x in self.operands if x.default is None]
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """Keyword arguments of a call of its Module, in addition to the operands."""
+        """Keyword arguments that a call of the loss's Module accepts in addition to the operands."""
         return tuple([x for x in self.common if x != "reduction"])
 
     @property
     def keyword_only(self) -> tuple[str, ...]:
-        """The arguments of the public function that are passed by name only."""
+        """Keyword-only arguments of the public function."""
         names = [x for x, _ in self.arguments]
         return tuple(names[names.index("*") + 1 :])
 
@@ -383,12 +385,12 @@ class Definition:
 
     @property
     def options(self) -> tuple[Parameter | Flag, ...]:
-        """The parameters, then the flags: the arguments of the loss's own that are no arrays."""
+        """The parameters, then the flags: the loss's own arguments that are not arrays."""
         return (*self.parameters, *self.flags)
 
     @cached_property
     def legacy(self) -> bool:
-        """True if the loss takes torch's deprecated arguments."""
+        """True if the loss accepts torch's deprecated arguments."""
         return "size_average" in self.positional.split()
 
     @cached_property
@@ -396,7 +398,7 @@ class Definition:
         """``(name, default)`` of each argument of the function, in order; a default of ``...`` means there is none.
 
         ``positional`` lists the arguments that can be passed by position, in torch's order for torch's losses; without
-        it they are the operands, the options and the reduction. All others follow ``("*", ...)``, keyword-only.
+        it they are the operands, the options and the reduction. All others follow ``("*", ...)`` and are keyword-only.
         """
         own: dict[str, Any] = {x.name: ... if x.default is None else None for x in self.operands}
         own |= {x.name: x.default for x in self.options}
@@ -405,7 +407,7 @@ class Definition:
         rest = [x for x in every if x not in first]
         return tuple((x, every[x] if x != "*" else ...) for x in (*first, "*", *rest) if x == "*" or x in every)
 
-    #: True if every process has the definition under its name alone.
+    #: True for the library's own definitions, which every process has under the name alone.
     shipped: ClassVar[bool] = False
 
     @property
@@ -422,51 +424,54 @@ class Definition:
 
     @cached_property
     def class_name(self) -> str:
-        """Name of its Module: ``HingeLoss`` for ``hinge_loss``."""
+        """Class name of the loss's Module: ``HingeLoss`` for ``hinge_loss``."""
         name = self.module or "".join(x.capitalize() for x in self.name.split("_"))
         return name if name.endswith("Loss") else f"{name}Loss"
 
     @cached_property
     def kept(self) -> dict[str, Any]:
-        """Options that a Module stores, with their defaults: all arguments but operands and those of each call."""
+        """Arguments that a Module stores, with their defaults.
+
+        These are all but the required operands, the arguments that only a call accepts, and torch's deprecated ones.
+        """
         needed = {x.name for x in self.operands if x.default is None}
         return {n: v for n, v in self.arguments if n not in {*needed, *PER_CALL, *LEGACY, "*"}}
 
     def values(self, case: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Every parameter and flag by name, the defaults overridden by ``case``."""
+        """Values of all parameters and flags by name: the defaults, overridden by ``case``."""
         return {x.name: x.default for x in self.options} | dict(case or {})
 
     def bind(self, parameters: Sequence[float], flags: Sequence[int]) -> dict[str, Any]:
-        """The parameters and flags of a call by name, as the reference formula takes them."""
+        """Parameters and flags of a call by name, as keyword arguments of the reference formula."""
         chosen = [x.choices[i] for x, i in zip(self.flags, flags, strict=True)]
         return dict(zip((x.name for x in self.options), (*parameters, *chosen), strict=True))
 
     def choose(self, values: Mapping[str, Any]) -> tuple[int, ...]:
-        """Index of the choice of each flag, by which kernels are compiled."""
+        """Index of each flag's choice; kernels are specialised on these indices."""
         return tuple(
             next(i for i, c in enumerate(x.choices) if c is values[x.name] or c == values[x.name]) for x in self.flags
         )
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Documentation, which `definition/docstring.py` assembles. An engine overrides the texts that differ for its
+    # Texts that `definition/docstring.py` assembles into docstrings. An engine overrides those that differ for its
     # losses.
 
     def describe_operand(self, operand: Operand) -> str:
-        """Text on an operand: meaning, shape, dtypes and domain."""
+        """Describes an operand: meaning, shape, dtypes and domain."""
         return f"{operand.doc} Floating. Domain: {operand.domain_text}."
 
     def default_text(self, name: str, default: Any) -> str:
-        """Sentence on the default of an argument, behind a space; "" if there is none to name."""
+        """Sentence that states the default of an argument, with a leading space; empty if there is none to state."""
         return "" if default is ... or default is None else f" Default {default!r}."
 
     @property
     def common_texts(self) -> Mapping[str, str]:
-        """Texts on the arguments of :attr:`common`, by name. A default is appended unless it is None."""
+        """Descriptions of the arguments in :attr:`common`, by name. A default is appended unless it is None."""
         return COMMON_TEXTS
 
     @property
     def symbols(self) -> str:
-        """Sentence on the symbols of the formula that are no arguments; empty if there are none."""
+        """Sentence that explains symbols of the formula that are not arguments; empty if there are none."""
         return ""
 
     @property
@@ -506,7 +511,7 @@ class Definition:
         values, samples = self.values(), {}
         for i, operand in enumerate(x for x in self.operands if x.default is None):
             domain = operand.domain_for(values)
-            # A probability that may be an integer is a label.
+            # An operand that accepts probabilities and integers is a label.
             choices = SAMPLES["binary" if domain == "probability" and operand.integer else domain]
             samples[operand.name] = choices[min(i, len(choices) - 1)]
         return samples
@@ -517,7 +522,7 @@ class Definition:
         return getattr(self, "reference", True) is not None
 
 
-#: Texts on common arguments of losses, by name.
+#: Descriptions of common arguments of losses, by name.
 COMMON_TEXTS: dict[str, str] = {
     "normalizer": "Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the "
     "number of tokens of all accumulated batches. Default None.",
@@ -529,12 +534,12 @@ COMMON_TEXTS: dict[str, str] = {
 #: Maximum number of operands of a definition, without the weight and the mask of a call.
 MAX_OWN_OPERANDS = 4
 
-#: Maximum number of operands with a weight and a mask. A directional derivative adds at most as many directions; the
+#: Maximum number of operands including a weight and a mask. A directional derivative adds at most as many tangents; the
 #: kernels hold one tangent per operand (``kernels/core/dual.cuh``).
 MAX_OPERANDS = 6
 
 
 def code_of(reference: Callable[..., Any] | None) -> Any:
-    """Parts of a formula's code that are equal in every process."""
+    """The parts of a reference formula's bytecode that are equal in every process."""
     code = getattr(reference, "__code__", None)
     return (code.co_code, code.co_names, code.co_varnames) if code else reference is None

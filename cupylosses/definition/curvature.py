@@ -1,8 +1,10 @@
-"""The second derivatives of a loss that are zero wherever they exist, read off its expression.
+"""Static analysis of an expression: the second derivatives that are zero wherever they exist.
 
-An expression is evaluated on operands that know nothing but their names: each step adds up what its result depends on,
-and the pairs of operands along which the result is curved. A sum is curved as its terms are, a product along the pairs
-of its factors too, and a primitive along all pairs of what it depends on, unless it is piecewise linear.
+An abstract interpretation propagates, instead of numbers, the operands that a result depends on and the pairs of
+operands with respect to which its second derivative may be nonzero: the result is called curved along these pairs. A
+sum is curved along the pairs of its terms. A product is also curved along each pair of an operand of one factor and an
+operand of the other. A primitive is curved along all pairs of operands that its arguments depend on, except for those
+in ``_CURVED``; the piecewise linear ones add no pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from cupylosses.definition.expressions import tree
 
 Pairs = frozenset[tuple[str, str]]
 
-#: Pairs of arguments along which a primitive is curved, where these are not all; conditions are no arguments of it.
+#: Pairs of arguments, by position, along which a primitive is curved, for primitives that are not curved along all
+#: pairs. The condition of ``where`` is not counted as an argument.
 _CURVED: Mapping[str, tuple[tuple[int, int], ...]] = {
     "abs": (),
     "at_least": (),
@@ -35,8 +38,10 @@ _CURVED: Mapping[str, tuple[tuple[int, int], ...]] = {
 
 
 class Dependence(NamedTuple):
-    """The operands that a number depends on, the pairs of them along which it is curved, in both orders, and its value
-    if it is a flag's.
+    """Abstract value of a subexpression.
+
+    ``operands`` are those that it depends on, ``curved`` the pairs of them along which it is curved, in both orders.
+    ``flag`` is its truth value if flags determine it, otherwise None.
     """
 
     operands: frozenset[str] = frozenset()
@@ -49,31 +54,31 @@ def _pairs(a: Dependence, b: Dependence) -> Pairs:
 
 
 def joined(parts: Sequence[Dependence], curved: Sequence[tuple[int, int]]) -> Dependence:
-    """A function of numbers that is curved along these pairs of them, by position."""
+    """Abstract value of a function of ``parts`` that is curved along the given pairs of arguments, by position."""
     operands = frozenset[str]().union(*(x.operands for x in parts))
     own = (_pairs(parts[i], parts[j]) for i, j in curved)
     return Dependence(operands, frozenset[tuple[str, str]]().union(*(x.curved for x in parts), *own))
 
 
 def evaluate(expression: str, known: Mapping[str, Dependence]) -> Dependence:
-    """The operands that an expression depends on, and is curved along; ``known`` are its names, but for numbers."""
+    """Abstract value of an expression; ``known`` holds the values of its names, except for plain numbers."""
     found: Dependence = _Evaluation(known).visit(tree(expression))
     return found
 
 
 def of_names(names: Sequence[str]) -> dict[str, Dependence]:
-    """Operands of these names."""
+    """Abstract values of operands, by name."""
     return {x: Dependence(frozenset([x])) for x in names}
 
 
 def of_flags(flags: Sequence[Flag], choices: Sequence[int]) -> dict[str, Dependence]:
-    """Flags and what was chosen, by name."""
+    """Abstract values of flags, by name; the truth value is known if a flag has two choices."""
     chosen = zip(flags, choices, strict=True)
     return {x.name: Dependence(flag=bool(i) if len(x.choices) == 2 else None) for x, i in chosen}
 
 
 def vanishing(names: Sequence[str], moving: Sequence[bool], curved: Pairs) -> tuple[bool, ...]:
-    """True for each operand by which the derivative along tangents of the ``moving`` operands has a derivative of 0."""
+    """True for each operand with respect to which the JVP along tangents of the ``moving`` operands has gradient 0."""
     along = [x for x, moves in zip(names, moving, strict=True) if moves]
     return tuple([not any((x, y) in curved for y in along) for x in names])
 

@@ -12,7 +12,7 @@ from typing import Any
 from cupylosses.definition.base import LEGACY, Definition
 from cupylosses.definition.example_results import RESULTS
 
-#: Characters of a line. The type stub indents functions by four.
+#: Maximum number of characters of a line. The type stub indents functions by four more.
 WIDTH = 116
 
 _LEGACY_TEXT = "torch's deprecated arguments; they warn and decide the reduction."
@@ -89,7 +89,7 @@ def _item(name: str, text: str) -> list[str]:
 
 
 def _wrapped(text: str, first: str, following: str | None = None) -> list[str]:
-    """Lines of a paragraph. Importing the library makes every docstring, and :mod:`textwrap` is ten times slower."""
+    """Wraps a paragraph. Importing the library builds every docstring, and :mod:`textwrap` is ten times slower."""
     lines, line = [], first
     following = first if following is None else following
     margin = first
@@ -106,7 +106,7 @@ def _wrapped(text: str, first: str, following: str | None = None) -> list[str]:
 
 
 def _arguments(loss: Definition, names: Collection[str]) -> list[str]:
-    """An item for each argument, in order; torch's deprecated ones share the last."""
+    """Lines of one item per argument, in order; torch's deprecated arguments share the last item."""
     texts = _texts(loss)
     lines = [line for name in names if name not in LEGACY for line in _item(name, texts[name])]
     legacy = [name for name in names if name in LEGACY]
@@ -114,7 +114,7 @@ def _arguments(loss: Definition, names: Collection[str]) -> list[str]:
 
 
 def _texts(loss: Definition) -> Mapping[str, str]:
-    """Text on each argument by name, with its default."""
+    """Description of each argument by name, with its default."""
     arguments = (*loss.arguments, *loss.layer.items())
     defaults = {name: loss.default_text(name, x) for name, x in arguments}
     texts = {name: f"{text}{defaults.get(name, '')}" for name, text in loss.common_texts.items()}
@@ -134,7 +134,10 @@ def _texts(loss: Definition) -> Mapping[str, str]:
 
 
 def _function_example(loss: Definition) -> list[str]:
-    """A call with small operands. Users' losses lack the result: only the library's own are evaluated in advance."""
+    """Lines of an example call with small operands.
+
+    Only the library's own losses show the result, which is computed in advance.
+    """
     if loss.example:
         return loss.example.splitlines()
     name, library = loss.name, []
@@ -144,7 +147,7 @@ def _function_example(loss: Definition) -> list[str]:
 
 
 def _module_example(loss: Definition) -> list[str]:
-    """A call through the Module, with the default options."""
+    """Lines of an example call through the Module, with the default options."""
     library, criterion = ">>> from cupylosses.nn import module_of", f"module_of({loss.name})"
     if loss.shipped:
         library, criterion = ">>> from cupylosses import nn", f"nn.{loss.class_name}"
@@ -161,7 +164,7 @@ def _module_example(loss: Definition) -> list[str]:
 
 
 def _evaluated(loss: Definition, function: str) -> list[str]:
-    """Operands, the value, and backward."""
+    """Lines that create the operands, compute the value and run backward."""
     device = "" if loss.runs_on_cpu else ', device="cuda"'
     operands = loss.example_operands
     gradient = ", requires_grad=True"
@@ -176,5 +179,5 @@ def _evaluated(loss: Definition, function: str) -> list[str]:
 
 
 def _listed(x: Any) -> str:
-    """Nested sequences of numbers as lists."""
+    """Source text of nested sequences of numbers, as lists."""
     return f"[{', '.join(map(_listed, x))}]" if isinstance(x, Sequence) else repr(x)

@@ -28,7 +28,7 @@ _TOKEN = re.compile(
     re.ASCII | re.DOTALL,
 )
 
-#: Tokens of Python and C that expressions do not have, and their replacements.
+#: Tokens of Python and C that expressions do not support, and their replacements.
 _INSTEAD = {
     "**": "square(x), or a product",
     "^": "square(x), or a product",
@@ -51,13 +51,14 @@ _INSTEAD = {
 _CONSTANTS = ("true", "false")
 _COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
 
-#: Tokens of lower precedence than comparisons: behind them, another comparison does not chain.
+#: Tokens of lower precedence than comparisons: a comparison after one of them does not chain to an earlier one.
 _LOOSER = frozenset({"&&", "||", ","})
 
 
 class Primitive(NamedTuple):
-    """A function that expressions may call, with its parameters, the comment above its definition, and the file of
-    ``kernels/`` that it stands in.
+    """A function that expressions may call.
+
+    ``comment`` is the comment above its definition, ``file`` the file of ``kernels/`` that defines it.
     """
 
     name: str
@@ -67,12 +68,12 @@ class Primitive(NamedTuple):
 
     @property
     def call(self) -> str:
-        """Spelling of a call, with the names of the parameters."""
+        """Source text of a call, with the names of the parameters as arguments."""
         return f"{self.name}({', '.join(self.parameters)})"
 
 
 class ExpressionError(ValueError):
-    """An expression of a loss is invalid; the message has its file and line, the problem, and a suggestion."""
+    """Raised for an invalid expression of a loss. The message has its file and line, the problem, and a suggestion."""
 
 
 _PRIMITIVE = re.compile(
@@ -102,7 +103,7 @@ class Part(NamedTuple):
     place: tuple[str, int] | None = None
 
     def line(self, number: int) -> str:
-        """Location of a line of the expression, counted from 0, for messages."""
+        """Text that locates a line of the expression in messages; lines are counted from 0."""
         if self.place:
             file, first = self.place
             return f"{self.loss}: {self.name}, {file}:{first + number}"
@@ -119,8 +120,8 @@ class _Token(NamedTuple):
 class _Level:
     """State of one level of parentheses, or of the outermost level.
 
-    ``opened`` is the token that opened it; ``function`` the primitive, if it is a call; ``arguments`` the number of
-    arguments so far; ``compared`` is True after a comparison that another one would chain to.
+    ``opened`` is the token that opened it; ``function`` is the primitive if the level is a call; ``arguments`` is the
+    number of arguments so far; ``compared`` is True after a comparison that another one would chain to.
     """
 
     opened: _Token | None = None
@@ -132,7 +133,7 @@ class _Level:
 def check(
     expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive] | None = None
 ) -> None:
-    """Raises :class:`ExpressionError` unless ``expression`` is one of these names, numbers, operators and functions.
+    """Raises :class:`ExpressionError` unless ``expression`` is well formed and uses only these names and functions.
 
     ``functions`` are the primitives by default.
     """
@@ -142,7 +143,7 @@ def check(
 
 
 class _Checker:
-    """Checks token by token, alternating between two states: a term (number, name, call) or an operator must follow."""
+    """Token-by-token checker with two states: either a term (number, name, call) or an operator must follow."""
 
     def __init__(self, expression: str, names: Collection[str], part: Part, functions: Mapping[str, Primitive]) -> None:
         self.expression, self.names, self.part, self.functions = expression, names, part, functions
@@ -220,7 +221,7 @@ class _Checker:
             self.fail(level.opened, f"`{level.function.call}` {takes}.")
 
     def unknown(self, name: str, called: bool) -> str:
-        """Message for a name that does not exist, or not in this role."""
+        """Error message for a name that does not exist, or cannot be used in this role."""
         if called and name in self.names:
             return f"`{name}` is no function; an operator is missing before the parenthesis."
         if not called and name in self.functions:
@@ -243,13 +244,13 @@ class _Checker:
 
 
 def cuda(expression: str) -> str:
-    """CUDA source of an expression: ``1`` becomes ``1.0``, so that ``1 / 2`` is a half, and ``a--b`` ``a- -b``."""
+    """CUDA source of an expression. ``1`` becomes ``1.0``, so that ``1 / 2`` is a half; ``a--b`` becomes ``a- -b``."""
     pieces = (f"{m[0]}.0" if m.lastgroup == "number" and m[0].isdigit() else m[0] for m in _TOKEN.finditer(expression))
     return _TWO_MINUSES.sub("- ", "".join(pieces)).replace("\r", " ")
 
 
 def factors(expression: str) -> tuple[str, str] | None:
-    """Two expressions whose product this expression is, as it is written; None if it is no product."""
+    """Splits an expression that is written as a product (or a square) into two factors; None if it is not one."""
     tokens, depth, split, other = [x for x in _TOKEN.finditer(expression) if x.lastgroup != "space"], 0, None, False
     closed = 0
     for i, m in enumerate(tokens):
@@ -267,7 +268,7 @@ def factors(expression: str) -> tuple[str, str] | None:
 
 
 def in_double(expression: str) -> str:
-    """CUDA source of a constant, of the parameters in double precision, whose names end in an underscore."""
+    """CUDA source of a constant in terms of double-precision values, whose names end in an underscore."""
     tokens = _TOKEN.finditer(cuda(expression))
     return "".join(f"{m[0]}_" if m.lastgroup == "name" and m[0] not in _CONSTANTS else m[0] for m in tokens)
 
@@ -282,6 +283,6 @@ _IN_PYTHON = {"&&": "and", "||": "or", "!": "~"}
 
 @cache
 def tree(expression: str) -> ast.expr:
-    """The syntax tree of a checked expression, as one of Python, which has the same precedence; ``!`` becomes ``~``."""
+    """Syntax tree of a checked expression as Python, which has the same precedence; ``!`` becomes ``~``."""
     pieces = [" " if m.lastgroup == "space" else f" {_IN_PYTHON.get(m[0], m[0])} " for m in _TOKEN.finditer(expression)]
     return ast.parse("".join(pieces).strip(), mode="eval").body

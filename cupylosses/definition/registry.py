@@ -1,4 +1,4 @@
-"""The definitions that this process knows: those of the library by name, and all others by key."""
+"""Registry of the definitions of this process: the library's own by name, and all of them by key."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cupylosses.definition.base import Definition
 _Kind = TypeVar("_Kind", bound=Definition)
 
 _registry: dict[str, Any] = {}
-#: Those whose functions are no losses: they have no reduction and no Module.
+#: Definitions of functions that are not losses: they have no reduction and no Module.
 _functions: dict[str, Any] = {}
-#: By key, which names a definition in a graph that outlives the process; users' losses too.
+#: All definitions, including users' losses, by key: their name in a graph that outlives the process.
 _named: dict[str, Any] = {}
 
 
 def define(loss: _Kind) -> _Kind:
-    """Enters a definition of this library, from which its public function and Module are built.
+    """Registers a definition of this library, from which its public function and Module are built.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: The name is taken.
     """
     if loss.name in _registry:
         raise ValueError(f"a loss named {loss.name!r} is defined already")
@@ -30,10 +30,10 @@ def define(loss: _Kind) -> _Kind:
 
 
 def define_function(definition: _Kind) -> _Kind:
-    """Enters a definition of this library whose function is no loss, from which only its public function is built.
+    """Registers a definition of this library whose function is not a loss; only its public function is built.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: The name is taken.
     """
     if definition.name in (*_registry, *_functions):
         raise ValueError(f"a function named {definition.name!r} is defined already")
@@ -43,27 +43,27 @@ def define_function(definition: _Kind) -> _Kind:
 
 
 def functions() -> Mapping[str, Any]:
-    """The definitions of this library whose functions are no losses, by name, in the order of definition."""
+    """Definitions of this library whose functions are not losses, by name, in the order of definition."""
     return _functions
 
 
 def registry(kind: type[_Kind] = Definition) -> Mapping[str, _Kind]:  # type: ignore[assignment]
-    """The definitions of this library by name, in the order of definition; those of one class if that is given."""
+    """Definitions of this library's losses by name, in the order of definition; only those of class ``kind``."""
     if kind is Definition:
         return _registry
     return {name: x for name, x in _registry.items() if isinstance(x, kind)}
 
 
 def remember(loss: Definition) -> None:
-    """Makes a definition known by its key; the newest of that key."""
+    """Registers a definition under its key, replacing an earlier one."""
     _named[loss.key] = loss
 
 
 def named(key: str) -> Any:
-    """The definition of a key; of a modified loss, whose key is that of the loss, "~" and the modification.
+    """Returns the definition of a key. The key of a modified loss is that of the loss, "~" and the modification.
 
     Raises:
-        LookupError: no loss of that key has been defined in this process.
+        LookupError: No loss of that key has been defined in this process.
     """
     key, _, modification = key.partition("~")
     found = _named.get(key)

@@ -1,1 +1,1 @@
-"""Engines: each turns a call of its losses into a plan, and a plan into kernel launches."""
+"""Engines. Each turns a call of one of its losses into a plan, and a plan into kernel launches."""

@@ -1,4 +1,4 @@
-"""The one cache of plans, and checked settings of calls."""
+"""Cache of plans, the only one of the library, and caches of checked settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_PLANS = 4096
 
 
 class PlanCache:
-    """Plans by whatever a backend tells calls apart by. When it is full it starts anew."""
+    """Cache of plans by the keys with which a backend distinguishes calls. It is cleared when it is full."""
 
     def __init__(self, size: int = _MAX_PLANS) -> None:
         self.size = size
@@ -24,35 +24,36 @@ class PlanCache:
         return len(self._plans)
 
     def keep(self, key: Any, found: Any) -> Any:
-        """Keeps what was found, and returns it."""
+        """Stores ``found`` under ``key`` and returns it."""
         if len(self._plans) >= self.size:
             self.clear()
         self._plans[key] = found
         return found
 
     def clear(self) -> None:
-        """Drops all plans."""
+        """Drops all plans and calls the listeners."""
         self._plans.clear()
         for listener in self._listeners:
             listener()
 
     def on_clear(self, listener: Callable[[], object]) -> None:
-        """Calls ``listener`` whenever plans are dropped."""
+        """Registers a function that is called whenever plans are dropped."""
         self._listeners.append(listener)
 
 
 class SettingsCache:
-    """A cache of values by the identities of the settings that they were made of. It keeps the settings, so that no
-    other object gets their identities.
+    """Cache of values by the identities of the settings that they were made from.
+
+    It keeps the settings alive, so that no other object gets their identities.
     """
 
-    #: Types of which nothing changes unnoticed.
+    #: Names of immutable types.
     _constant = frozenset({"int", "float", "bool", "str", "NoneType", "dtype"})
 
     def __init__(self, size: int = 1024) -> None:
         self.size = size
         self._kept: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
-        #: Value and settings by a key that holds the identities of these; or None.
+        #: Returns value and settings by a key that contains the identities of the settings, or None.
         self.get = self._kept.get
 
     def __len__(self) -> int:
@@ -65,10 +66,12 @@ class SettingsCache:
         make: Callable[[], Any],
         defaults: tuple[Any, ...] | None = None,
     ) -> Any:
-        """The value that ``make`` returns for these settings and whatever else is in ``key``. A recording of torch's is
-        compared with the next one, so nothing is kept meanwhile, nor before it is known how to notice one.
+        """Returns the value that ``make`` returns for these settings and the rest of ``key``.
 
-        Settings that are all ``defaults``, as most are, are found by the key alone.
+        Nothing is cached while torch traces, because it compares one trace with the next, nor before
+        `interop.tracers` has a predicate that detects a trace.
+
+        Settings that are all ``defaults``, the usual case, are found by the key alone.
         """
         if not interop.tracers or interop.tracers[0]():
             return make()
@@ -78,7 +81,7 @@ class SettingsCache:
         return found[0]
 
     def keep(self, key: Any, made: Any, settings: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """Keeps what was made, unless of settings that may change; returns both."""
+        """Caches ``made`` unless one of its settings is mutable. Returns ``made`` and the settings."""
         found = made, settings
         if all([type(x).__name__ in self._constant for x in settings]):
             if len(self._kept) >= self.size:

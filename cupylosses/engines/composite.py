@@ -1,6 +1,6 @@
-"""Plans of calls that take several launches with matrix products between them, and run themselves.
+"""Composite plans: plans that take several launches with matrix products between them, and run themselves.
 
-:mod:`.execute` hands them the arrays in place of their addresses, because matrix products are the array library's.
+:mod:`.execute` passes them arrays instead of addresses, because the array library computes the matrix products.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cupylosses.jit import compiler
 
 
 class Inputs(NamedTuple):
-    """A launch without its plan (`execute`), with the arrays themselves."""
+    """Description of a launch without its plan (see `execute`), with arrays instead of addresses."""
 
     device: Device
     arrays: Sequence[Any]
@@ -24,19 +24,20 @@ class Inputs(NamedTuple):
 
 
 class CompositePlan(Plan):
-    """A plan that runs itself. ``auxiliary`` are the addresses of auxiliary outputs; of a plan with a residual, its
-    array is the last one.
+    """A plan that runs itself.
+
+    ``auxiliary`` are the addresses of auxiliary outputs. If a plan has a residual, the last entry is its array.
     """
 
     composite = True
 
     @abstractmethod
     def run_value(self, inputs: Inputs, auxiliary: Sequence[Any]) -> Any:
-        """The value, reduced or not."""
+        """Returns the value, reduced or not."""
 
     @abstractmethod
     def run_value_and_gradients(self, inputs: Inputs, wanted: Wanted, auxiliary: Sequence[int]) -> tuple[Any, Any]:
-        """The reduced value, and the speculation of `execute.value_and_gradients`, or None."""
+        """Returns the reduced value, and the speculation of `execute.value_and_gradients` or None."""
 
     @abstractmethod
     def run_gradients(
@@ -47,7 +48,10 @@ class CompositePlan(Plan):
         per_row: bool,
         speculation: Any,
     ) -> list[Any]:
-        """The wanted gradients for a ``grad_output``, which is one number or has the shape of the value."""
+        """Returns the wanted gradients for a ``grad_output``.
+
+        It has the shape of the value if ``per_row``; otherwise it is one number.
+        """
 
     def run_from_residual(
         self,
@@ -57,11 +61,11 @@ class CompositePlan(Plan):
         grad_output: int,
         per_row: bool,
     ) -> list[Any]:
-        """The gradients from the residual of forward, for plans that have one."""
+        """Returns the gradients, computed from the residual of forward, for plans that have one."""
         raise NotImplementedError("this plan has no residual")
 
     def run_hvp(self, inputs: Inputs, wanted: Wanted, grad_output: int) -> tuple[Any, list[Any]]:
-        """Of the plan of a derivative along tangents: the derivative of a value per row, and its gradients."""
+        """Returns a derivative along tangents, one value per row, and its gradients, for plans of such a derivative."""
         raise NotImplementedError("this plan has no second derivatives")
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:

@@ -1,4 +1,4 @@
-"""One GPU as an engine sees it: allocation, the current stream, workspaces, addresses, in terms of no array library."""
+"""Interface of one GPU to engines, independent of array libraries: allocation, streams, workspaces, addresses."""
 
 from __future__ import annotations
 
@@ -9,145 +9,151 @@ from typing import Any
 
 from cupylosses.jit.gpu import Chip
 
-#: Slots of the table of expected grad_outputs (``kernels/core/speculative_grad.cuh``). Losses that share a slot lose
-#: speed.
+#: Number of slots of the table of expected grad_outputs (``kernels/core/speculative_grad.cuh``). Losses that share a
+#: slot are slower.
 EXPECTATIONS = 4096
 
-#: Counters of a workspace besides the ticket of the last block and that of claims (``kCounters``): of segments, and of
-#: tiles that blocks share.
+#: Number of counters of a workspace (``kCounters``), for segments and for tiles that blocks share. It does not include
+#: the ticket of the last block and the ticket of claims.
 COUNTERS = 512
-#: Doubles in front of the partial sums.
+#: Number of doubles before the partial sums of a workspace.
 TICKET = 2 + COUNTERS // 2
 
 
 class Device(ABC):
-    """One GPU through the eyes of one array library."""
+    """One GPU, as accessed through one array library."""
 
-    #: False where kernels run on the host, for tests.
+    #: False if kernels run on the host, for tests.
     is_gpu = True
-    #: What makes launchers for it; None for the compiler's own.
+    #: Creates launchers for this device; None for `compiler.Launcher`.
     launcher: Callable[..., Any] | None = None
-    #: The library's current stream on this device.
+    #: Returns the library's current stream on this device.
     stream: Callable[[], int]
-    #: Whether that is being captured into a CUDA graph. It is not asked of the default stream, 0, which never is.
+    #: True if the current stream is being captured into a CUDA graph. Callers skip the query for the default stream, 0,
+    #: which cannot be captured.
     capturing: Callable[[], bool]
-    #: Waits for it.
+    #: Waits for the current stream.
     synchronize: Callable[[], None]
-    #: The strides of an array of the library's, in elements.
+    #: Returns the strides of one of the library's arrays, in elements.
     strides: Callable[[Any], tuple[int, ...]]
-    #: A normalizer of any library as a double on this device; a number where it has to be read from the CPU.
+    #: Converts a normalizer of any library to a double on this device, or to a number if it must be read from the CPU.
     double: Callable[[Any], Any]
 
     def __init__(self, index: int, processors: int, chip: Chip | None = None) -> None:
         self.index = index
         self.processors = processors
-        #: What losses of rows can make use of.
+        #: Features of the GPU that losses of rows can use.
         self.chip = chip or Chip()
         self._workspaces: dict[int, tuple[Any, int, int]] = {}
         self._table: tuple[Any, int] | None = None
         self._status: tuple[Any, int] | None = None
         self._missed: tuple[Any, Any, list[Divisor]] | None = None
-        #: The first word of the status: not 0 once a kernel has begun to report.
+        #: First word of the status. It is not 0 once a kernel has started to report.
         self.report = ctypes.c_uint64(0)
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0) -> Any:
-        """A new array with these strides, in elements, on the current stream. It begins ``misalignment`` bytes behind
-        an aligned address; such an array has no gaps.
+        """Allocates an array with these strides, in elements, on the current stream.
+
+        It starts ``misalignment`` bytes after an aligned address. Precondition: an array with a misalignment has no
+        gaps.
         """
 
     @abstractmethod
     def zeros(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
-        """A new array of zeros with these strides, which leave no gaps, on the current stream."""
+        """Allocates an array of zeros on the current stream. Precondition: the strides leave no gaps."""
 
     @abstractmethod
     def full(self, count: int, value: float) -> Any:
-        """``count`` doubles, set on the current stream."""
+        """Allocates ``count`` doubles and sets them to ``value`` on the current stream."""
 
     def kept(self, count: int, value: float) -> Any:
-        """The same, to be kept for the life of the process: in nobody's pool of memory."""
+        """Allocates like `full`, for the lifetime of the process: outside of any memory pool."""
         return self.full(count, value)
 
     @abstractmethod
     def visible(self, words: int) -> tuple[Any, int]:
-        """Memory of so many zeros of 64 bits that kernels and the host can both read and write, and its address."""
+        """Allocates 64-bit zeros that both kernels and the host can read and write. Also returns their address."""
 
     @abstractmethod
     def copy(self, array: Any, strides: tuple[int, ...]) -> Any:
-        """A copy with other strides, on the current stream."""
+        """Returns a copy with other strides, on the current stream."""
 
     @abstractmethod
     def address(self, array: Any) -> int:
-        """The device address of an array that this object allocated."""
+        """Returns the device address of an array that this object allocated."""
 
     # Matrices, for composite plans
 
     def matrix(self, array: Any, rows: int, columns: int) -> Any:
-        """A contiguous array as a matrix, without a copy."""
+        """Returns a contiguous array as a matrix, without a copy."""
         return array.reshape(rows, columns)
 
     def rows(self, matrix: Any, first: int, count: int) -> Any:
-        """Neighbouring rows of a matrix, without a copy."""
+        """Returns consecutive rows of a matrix, without a copy."""
         return matrix[first : first + count]
 
     def corner(self, matrix: Any, rows: int, columns: int) -> Any:
-        """The first rows and columns of a matrix, without a copy."""
+        """Returns the first rows and columns of a matrix, without a copy."""
         return matrix[:rows, :columns]
 
     def transposed(self, matrix: Any) -> Any:
-        """A matrix with rows and columns exchanged, without a copy."""
+        """Returns the transpose of a matrix, without a copy."""
         return matrix.T
 
     def counted(self, target: Any, ignored: int | None, mask: Any) -> Any:
-        """The indices of the rows whose label is not ``ignored`` (None: there are no labels), and whose mask is True.
-        Waits for the device.
+        """Returns the indices of the rows whose label is not ``ignored`` and whose mask is True.
+
+        ``ignored`` is None if there are no labels. Waits for the device.
         """
         raise NotImplementedError
 
     def taken(self, array: Any, index: Any) -> Any:
-        """The elements, or rows, at these indices."""
+        """Returns the elements, or rows, at these indices."""
         raise NotImplementedError
 
     def spread(self, array: Any, index: Any, count: int) -> Any:
-        """An array of ``count`` rows that has those of ``array`` at these indices, and zeros elsewhere."""
+        """Returns an array of ``count`` rows: the rows of ``array`` at these indices, and zeros elsewhere."""
         raise NotImplementedError
 
     def viewed(self, matrix: Any, dtype: str) -> Any:
-        """The bytes of a contiguous matrix as elements of another dtype, without a copy."""
+        """Returns the bytes of a contiguous matrix as elements of another dtype, without a copy."""
         raise NotImplementedError
 
     def converted(self, array: Any, dtype: str) -> Any:
-        """A copy in another dtype."""
+        """Returns a copy in another dtype."""
         raise NotImplementedError
 
     def padded(self, matrix: Any, rows: int, columns: int) -> Any:
-        """A contiguous copy of a matrix with so many rows and columns, zeros behind its own."""
+        """Returns a contiguous copy of a matrix, padded with zeros to these numbers of rows and columns."""
         raise NotImplementedError
 
     def clear_columns(self, matrix: Any, first: int) -> None:
-        """Sets the columns of a matrix from ``first`` on to 0."""
+        """Sets the columns of a matrix to 0, starting with column ``first``."""
         raise NotImplementedError
 
     def assign(self, to: Any, array: Any) -> None:
-        """Copies the elements of an array of the same shape and dtype."""
+        """Copies the elements of ``array`` to an array ``to`` of the same shape and dtype."""
         raise NotImplementedError
 
     def matmul(self, a: Any, b: Any, out: Any, add: Any = None) -> None:
-        """``out = a @ b + add``, on the current stream, by the library's matrix product. ``add`` is None, ``out``
-        itself, or a row that is added to each; ``out`` may have a wider dtype than ``a`` and ``b``. One dimension of
-        each matrix has stride 1.
+        """Computes ``out = a @ b + add`` on the current stream, by the library's matrix product.
+
+        ``add`` is None, ``out`` itself, or a row that is added to every row. ``out`` may have a wider dtype than ``a``
+        and ``b``. Precondition: one dimension of each matrix has stride 1.
         """
         raise NotImplementedError
 
     def captures(self) -> bool:
-        """True if the current stream is under capture by a graph."""
+        """True if the current stream is being captured into a graph."""
         return self.stream() != 0 and self.capturing()
 
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
-        """Room for a ticket of 0 and ``groups`` partial sums: the array, to keep alive for the launch, and its address.
+        """Returns a workspace with tickets of 0 and room for ``groups`` partial sums.
 
-        One per stream, since launches of one stream run one after another. A captured launch gets its own, because its
-        graph may be replayed on any stream; the graph then owns the memory.
+        The result is the array, which must stay alive until the launch, and its address. Each stream has one workspace,
+        since the launches of a stream run one after another. A captured launch gets its own, because its graph may be
+        replayed on any stream; the graph then owns the memory.
         """
         need = TICKET + groups
         if capturing:
@@ -161,7 +167,10 @@ class Device(ABC):
         return found[0], found[1]
 
     def status(self) -> int:
-        """The address of what kernels report of labels out of range, or 0 where there is none yet under capture."""
+        """Returns the address of the status words, for reports of labels out of range.
+
+        Returns 0 if they do not exist yet and the current stream is being captured.
+        """
         if self._status is None:
             if self.capturing():
                 return 0
@@ -170,8 +179,10 @@ class Device(ABC):
         return self._status[1]
 
     def assumption(self, slot: int) -> Divisor | None:
-        """The divisor of kernels whose gradients assume that all rows count; None once that was wrong for a call of
-        this slot, and where there is no table yet under capture.
+        """Returns the divisor for kernels whose gradients assume that all rows count.
+
+        Returns None once the assumption was wrong for a call of this slot, and if the table does not exist yet and the
+        current stream is being captured.
         """
         if self._missed is None:
             if self.capturing():
@@ -183,7 +194,10 @@ class Device(ABC):
         return None if words[slot] else divisors[slot]
 
     def expectation(self, slot: int) -> int:
-        """The address of a slot in the table of expected grad_outputs, or 0 where there is none yet under capture."""
+        """Returns the address of a slot in the table of expected grad_outputs.
+
+        Returns 0 if the table does not exist yet and the current stream is being captured.
+        """
         if self._table is None:
             if self.capturing():
                 return 0
@@ -193,8 +207,10 @@ class Device(ABC):
 
 
 class Divisor:
-    """The divisor of a sum as kernels take it: a number; or a number and an array on the device, which is kept alive;
-    or None, for kernels that find it themselves and take no arguments for it, or some of their own.
+    """Divisor of a sum, as kernels take it.
+
+    It is a number, or a number times an array on the device, which is kept alive. The number is None for kernels that
+    compute the divisor themselves; they take no arguments for it, or arguments of their own.
     """
 
     __slots__ = ("arguments", "array", "counted", "known")
@@ -203,30 +219,30 @@ class Divisor:
         self.counted = array is not None
         self.array = array
         self.arguments: tuple[float, ...] = ()
-        #: False if kernels find it themselves.
+        #: False if kernels compute the divisor themselves.
         self.known = number is not None
         if number is not None:
-            # A mean of nothing has no gradient: 0, because 0 * inf would be NaN.
+            # The mean of no elements has a gradient of 0. The reciprocal is 0, since 0 * inf would be NaN.
             self.arguments = number, address if self.counted else 1.0 / number if number else 0.0
 
     @classmethod
     def found_by_kernels(cls, *arguments: float) -> Divisor:
-        """That of kernels that take these arguments in its place."""
+        """Returns the divisor of kernels that compute their own and take these arguments for it."""
         divisor = cls(None)
         divisor.arguments = arguments
         return divisor
 
     @property
     def number_and_count(self) -> tuple[float, int]:
-        """The divisor as a number, and the address of a count that multiplies it, or 0."""
+        """Number of the divisor, and the address of a count that multiplies it, or 0."""
         number, more = self.arguments
         return number, int(more) if self.counted else 0
 
     @property
     def value(self) -> Any:
-        """The divisor as a number, or as an array on the device."""
+        """Divisor as a number, or as an array on the device."""
         return self.array * self.arguments[0] if self.counted else float(self.arguments[0])
 
 
-#: The divisor of what is not divided.
+#: Divisor of results that are not divided.
 UNDIVIDED = Divisor(1.0)

@@ -1,12 +1,12 @@
-"""Execution of plans: the one place that allocates results, binds addresses to kernels and launches them.
+"""Execution of plans: the only module that allocates results, binds addresses to kernels and launches them.
 
-A launch is described by the same five values everywhere: the plan, the device, the addresses of the plan's arrays, the
-scalars, and the divisor of the sum. ``auxiliary`` are the addresses of outputs besides the value, 0 for those that are
-not asked for.
+The same five values describe a launch everywhere: the plan, the device, the addresses of the plan's arrays, the
+scalars, and the divisor of the sum. ``auxiliary`` are the addresses of the outputs besides the value, 0 for outputs
+that are not wanted.
 
-Speculative gradients: the kernel of a reduced value also writes the gradients, for the ``grad_output`` that backward
-has had before. Backward launches a check, most often the same kernel: if the true one is another, it writes the
-gradients again.
+Speculative gradients: the kernel of a reduced value also writes the gradients, for the ``grad_output`` of the previous
+backward. The next backward launches a check, in most cases the same kernel. If the true ``grad_output`` differs, the
+check writes the gradients again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cupylosses.jit import compiler
 
 
 def _compiles_at_once(device: Device) -> bool:
-    """True if kernels that are not compiled yet may be left to other threads."""
+    """True if kernels that are not compiled yet may be compiled in background threads."""
     stream = device.stream()
     return device.launcher is None and not (stream != 0 and device.capturing())
 
 
 def begin(plan: Plan, device: Device, wanted: Wanted) -> None:
-    """Has all kernels of the first call with gradients compiled at once, that of its divisor on the device included."""
+    """Compiles all kernels of a first call with gradients concurrently, including the kernel of a divisor."""
     one_pass = options.one_pass_enabled() and not (plan.composite or plan.single_use)
     if one_pass and (wanted, True) not in plan.one_pass and any(plan.ahead(wanted)) and _compiles_at_once(device):
         counting = plan.denominator()[0]
@@ -40,7 +40,7 @@ def begin(plan: Plan, device: Device, wanted: Wanted) -> None:
 
 
 class OnePass:
-    """The two launches of a speculative gradient: the value's, and the check in backward."""
+    """The two launches of a speculative gradient: the kernel of the value in forward, and the check in backward."""
 
     __slots__ = (
         "absent",
@@ -63,37 +63,40 @@ class OnePass:
     def __init__(self, plan: Plan, device: Device, wanted: Wanted, counted: bool) -> None:
         written = plan.ahead(wanted)
         self.device, self.slot = device, plan.slot
-        #: True if no other gradient is wanted, and if the gradients are right for the expected grad_output.
+        #: ``complete`` is True if no other gradient is wanted, ``written`` if the gradients are final for the expected
+        #: grad_output.
         self.complete, self.written = written == wanted, not (plan.assumes or True in plan.summed(wanted))
         self.buffers, self.nothing = plan.buffers(written), [None] * len(written)
         self.partials, self.records, self.zeroed = plan.partials, plan.recorded(wanted), plan.zeroed(wanted)
         with compiler.background() if _compiles_at_once(device) else nullcontext():
             self.first = plan.launcher("value_and_gradient", written, counted)
             self.check = plan.check(written, counted)
-        # Both take their arguments from one buffer, where the true grad_output, which only the check has, stands last.
+        # Both launches read their arguments from one buffer. The true grad_output, which only the check takes, is last.
         tensors, place = len(written) + len(self.buffers), len(self.first.format)
         own = tensors + len(plan.auxiliary)
         if plan.checks_apart(written):
             self.absent: tuple[int, ...] = ()
             check = (*range(tensors), place, own + 3, own + 2, *range(own + 4, place))
         else:
-            # In forward it is a null pointer. So are the workspace, the value and auxiliary outputs of the check.
+            # Forward passes a null grad_output; the check passes null workspace, value and auxiliary outputs.
             self.absent = (0,)
             null = own + 2
             check = (*range(tensors), *[null] * (len(plan.auxiliary) + 2), place, *range(null + 1, place))
         self.launches, self.place = [(self.first, range(place)), (self.check, check)], place
-        #: Checks that no graph needs any more, by stream, for the next forward to use again.
+        #: Checks that no graph needs any more, by stream. The next forward reuses them.
         self.spare: defaultdict[int, list[GradScaleCheck]] = defaultdict(list)
 
 
 class GradScaleCheck:
     """The recorded ``grad_output`` of a speculative gradient, and the launch that compares it with the true one.
 
-    Its arguments are written in forward except for the true ``grad_output``: backward runs in another thread, to which
-    each object that it touches has to come from the cache of another processor. After backward, or when the graph is
-    dropped without one, the next forward of the same launch on the same stream takes it, where the records are free by
-    then: to make a new one takes 5 µs. A graph under capture keeps its own. The records have room for the partial sums
-    of gradients, up to 8 MiB or a 64th of the elements, which are kept with it.
+    Forward writes all arguments except the true ``grad_output``. Backward runs in another thread, and every object that
+    it touches must come from the cache of another processor.
+
+    After backward, or when the graph is dropped without one, the next forward of the same launch on the same stream
+    reuses the object, since creating one takes 5 µs. The order of launches on the stream ensures that its records are
+    free by then. A graph under capture keeps its own. The memory of the records, kept with the object, also holds
+    partial sums of gradients: up to 8 MiB, or a 64th of the elements.
     """
 
     __slots__ = (
@@ -115,7 +118,7 @@ class GradScaleCheck:
     )
 
     def __init__(self, plan: Plan, found: OnePass, stream: int, capturing: bool) -> None:
-        # All that backward needs is in this one object.
+        # Everything that backward needs is in this object.
         device = self.device = found.device
         self.stream, self.spare = None if capturing else stream, found.spare[stream]
         self.complete, self.launcher, self.place = found.complete, found.check, found.place
@@ -125,13 +128,14 @@ class GradScaleCheck:
         self.records = device.full(count, 0.0) if found.zeroed else device.empty((count,), (1,), "float64")
         self.workspace, workspace = device.workspace(stream, found.partials, capturing)
         self.addresses = workspace, device.expectation(found.slot), device.address(self.records)
-        #: The addresses of the arrays.
+        #: Addresses of the arrays.
         self.pointers: Sequence[int] = ()
         self.arguments, (self.first, self.second) = compiler.arguments(found.place + 1, found.launches)
 
     def run(self, grad_output: int, pointers: Sequence[int]) -> bool:
-        """Makes the gradients those for the true ``grad_output``. Returns False, and launches nothing, under the
-        capture of a graph that will run without the forward that wrote them.
+        """Launches the check, which corrects the gradients if the true ``grad_output`` is not the recorded one.
+
+        Returns False and launches nothing under capture of a graph that does not contain the forward that wrote them.
         """
         device = self.device
         stream = device.stream()
@@ -147,14 +151,16 @@ class GradScaleCheck:
         return True
 
     def release(self) -> None:
-        """Leaves it to the next forward on its stream, if it will not be run."""
+        """Leaves a check that will not run to the next forward on its stream."""
         if self.stream is not None:
             self.spare.append(self)
 
 
 class Pending(list["Speculation"]):
-    """The speculation of a graph, until its backward takes it: a list of one, since ``pop`` is atomic and two threads
-    may go backward at once. A graph that is dropped without backward releases its check.
+    """The speculation of a graph until its backward takes it.
+
+    It is a list of at most one element, because ``pop`` is atomic and two threads may run backward at once. A graph
+    that is dropped without backward releases its check.
     """
 
     __slots__ = ()
@@ -164,18 +170,18 @@ class Pending(list["Speculation"]):
             self.pop()[0].release()
 
 
-#: What describes a launch: plan, device, addresses of the arrays, scalars, divisor.
+#: Description of a launch: plan, device, addresses of the arrays, scalars, divisor.
 Bound = tuple[Plan, Device, Sequence[int], Sequence[float], Divisor]
 
-#: The divisor of a value alone that is counted while it is computed.
+#: Divisor of a forward without gradients whose kernel counts while it computes the value.
 TALLIED = Divisor(None)
 
-#: Gradients that were written speculatively, and their check.
+#: Check of speculative gradients, and the gradients.
 Speculation = tuple[GradScaleCheck, list[Any]]
 
 
 def gradient_buffers(plan: Plan, device: Device, wanted: Wanted) -> tuple[list[Any], list[int]]:
-    """New arrays for the wanted gradients, None for the others; and the addresses of the arrays."""
+    """Allocates the wanted gradients, with None for the others. Also returns the addresses of the arrays."""
     gradients: list[Any] = [None] * len(wanted)
     addresses = []
     allocate = device.zeros if plan.clears else device.empty
@@ -193,8 +199,10 @@ def denominator(
     normalizer: Any = None,
     found: bool = False,
 ) -> Divisor:
-    """The divisor of the sum. ``normalizer`` is a float, or a 0-d float64 array on the device. With ``found`` it is one
-    for formulas, also where kernels find it themselves.
+    """Returns the divisor of the sum.
+
+    ``normalizer`` is None, a float, or a 0-d float64 array on the device. With ``found`` the divisor is computed even
+    if the kernels of the plan compute their own.
     """
     if normalizer is not None:
         if type(normalizer) is float:
@@ -212,7 +220,7 @@ def denominator(
 
 
 def tallied(plan: Plan, device: Device, differentiated: bool) -> Divisor | None:
-    """The divisor of a plan whose kernels count while they evaluate; None if a launch before has to."""
+    """Returns the divisor of a plan whose kernels count while they evaluate; None if an earlier launch must count."""
     if not (plan.tallies and plan.scalar) or (differentiated and plan.keeps_residual):
         return None
     if not differentiated:
@@ -228,7 +236,7 @@ def value(
     divisor: Divisor,
     auxiliary: Sequence[int] = (),
 ) -> Any:
-    """The reduced value."""
+    """Computes the reduced value."""
     if plan.composite:
         return plan.run_value(Inputs(device, pointers, scalars, divisor), auxiliary)
     stream = device.stream()
@@ -249,8 +257,10 @@ def value_and_gradients(
     wanted: Wanted,
     auxiliary: Sequence[int] = (),
 ) -> tuple[Any, Speculation | None]:
-    """The reduced value and, for the expected ``grad_output``, the gradients that its kernel can write; of those that
-    are sums, the partial sums.
+    """Computes the reduced value and speculative gradients, for the expected ``grad_output``.
+
+    These are the wanted gradients that the kernel of the value can write. For gradients that are sums, it writes
+    partial sums.
     """
     if plan.composite:
         return plan.run_value_and_gradients(Inputs(device, pointers, scalars, divisor), wanted, auxiliary)
@@ -305,7 +315,7 @@ def verified_gradients(
     wanted: Wanted,
     grad_output: int,
 ) -> list[Any]:
-    """The gradients that the value's kernel could have written, for the true ``grad_output``."""
+    """Computes the gradients that the value's kernel can write, for the true ``grad_output``."""
     if plan.tallies and not divisor.known:
         divisor = denominator(plan, device, pointers, scalars, found=True)
     gradients, addresses = gradient_buffers(plan, device, wanted)
@@ -314,7 +324,7 @@ def verified_gradients(
         launcher(device.stream(), *pointers, *addresses, grad_output, *scalars, *divisor.arguments)
         return gradients
     launcher = plan.check(wanted, divisor.counted)
-    # The grad_output of a sum of rows is no guess for the next mean's.
+    # The grad_output of a sum of values per row does not predict that of a mean. It does not become the expected one.
     expected = device.expectation(plan.slot) if plan.scalar else 0
     own = check_arguments(plan, wanted, grad_output, expected)
     launcher(device.stream(), *pointers, *addresses, *own, *scalars, *divisor.arguments)
@@ -322,15 +332,16 @@ def verified_gradients(
 
 
 def check_arguments(plan: Plan, wanted: Wanted, grad_output: int, expected: int) -> tuple[int, ...]:
-    """The arguments of `Plan.check` between gradients and scalars, without records: it writes the gradients."""
+    """Returns the arguments of `Plan.check` between gradients and scalars, without records: it then always writes."""
     if plan.checks_apart(wanted):
         return grad_output, 0, expected
     return *plan.no_auxiliary, 0, 0, grad_output, expected, 0
 
 
 def _without_upstream(launch: Bound, wanted: Wanted, grad_output: int, speculation: Speculation | None) -> list[Any]:
-    """Those gradients for a ``grad_output`` that is one number which are written, or summed, together with the value:
-    the speculative ones, or computed now. The bits are the same.
+    """Returns the gradients that the value's kernel can write or sum, for a ``grad_output`` that is one number.
+
+    They are the speculative ones, or are computed now. The bits are the same.
     """
     plan, _, pointers, _, _ = launch
     if speculation is not None and speculation[0].run(grad_output, pointers):
@@ -354,7 +365,7 @@ def unreduced(
     divisor: Divisor,
     auxiliary: Sequence[int] = (),
 ) -> Any:
-    """A value with dimensions: one per element, row, or index of the dimensions that are kept."""
+    """Computes a value with dimensions: one number per element, per row, or per index of the kept dimensions."""
     if plan.composite:
         return plan.run_value(Inputs(device, pointers, scalars, divisor), auxiliary)
     step = plan.unreduced_step(divisor.counted)
@@ -375,8 +386,9 @@ def gradients(
     grad_output_strides: tuple[int, ...] | None,
     speculation: Speculation | None = None,
 ) -> list[Any]:
-    """Every wanted gradient, by whichever kernels it takes; None for the others. ``grad_output_strides`` is None for a
-    ``grad_output`` that is one number.
+    """Computes every wanted gradient, with as many kernels as it takes; None for the others.
+
+    ``grad_output_strides`` is None for a ``grad_output`` that is one number.
     """
     if plan.composite:
         per_row = grad_output_strides is not None
@@ -413,7 +425,7 @@ def _run(
         own = (*own, 0 if partials is None else device.address(partials))
     stream = device.stream()
     if step.workspace:
-        # Kept for the launch, whose graph owns it.
+        # The array stays alive until the launch; a graph that captures the launch owns it afterwards.
         _kept, workspace = device.workspace(stream, step.workspace, stream != 0 and device.capturing())
         own = (*own, workspace)
     for launcher in step.launchers:
@@ -421,13 +433,13 @@ def _run(
 
 
 def residual(plan: Plan, device: Device) -> Any:
-    """A new array for what forward leaves for `from_residual`."""
+    """Allocates the residual, which forward stores for `from_residual`."""
     assert plan.residual is not None
     return device.empty(plan.residual.shape, plan.residual.strides, plan.residual.dtype)
 
 
 def residual_argument(plan: Plan, device: Device, residual: Any) -> Any:
-    """The residual as the plan takes it: a composite plan may need the array, others its address."""
+    """Returns the residual as the plan takes it: the array for a composite plan, otherwise its address."""
     return residual if plan.composite else device.address(residual)
 
 
@@ -443,8 +455,10 @@ def from_residual(
     per_row: bool,
     over: Any = None,
 ) -> list[Any]:
-    """The gradients from the residual of forward, for a ``grad_output`` per row or one number. The first gradient is
-    written into ``over`` if that is given.
+    """Computes the gradients from the residual of forward.
+
+    ``grad_output`` has one number per row if ``per_row``; otherwise it is one number. The first gradient is written to
+    ``over`` if it is given.
     """
     if plan.composite:
         inputs = Inputs(device, pointers, scalars, divisor)
@@ -470,9 +484,11 @@ def hvp(
     grad_output_strides: tuple[int, ...] | None,
     has_value: bool = True,
 ) -> tuple[Any, list[Any]]:
-    """Of the plan of a derivative along tangents: its value, and its gradients for a ``grad_output``, which are the
-    product of the second derivatives with the tangents. One launch if the engine has a kernel for both. Otherwise the
-    kernel of a reduced value writes the gradients speculatively, and without ``has_value`` the value is left out.
+    """Computes value and gradients of a plan of a derivative along tangents.
+
+    The gradients, for a ``grad_output``, are the product of the second derivatives with the tangents. This takes one
+    launch if the engine has a kernel for both. Otherwise the kernel of a reduced value writes the gradients
+    speculatively. Without ``has_value`` the value is not computed.
     """
     if plan.composite:
         return plan.run_hvp(Inputs(device, pointers, scalars, divisor), wanted, grad_output)
@@ -492,7 +508,7 @@ def hvp(
     wanted = tuple([w and not v for w, v in zip(wanted, plan.vanishing, strict=True)])
     along, speculation = None, None
     if has_value and plan.scalar and True in wanted and options.one_pass_enabled():
-        # Value and gradients read the same arrays: as two passes they took 1.8 times the traffic.
+        # Value and gradients read the same arrays. Two passes took 1.8 times the traffic.
         along, speculation = value_and_gradients(*launch, wanted)
     elif has_value:
         along = reduced_or_not(*launch)
@@ -503,7 +519,7 @@ def hvp(
 
 
 def zeros(plan: Plan, device: Device, wanted: Wanted) -> list[Any]:
-    """Zeros in place of the wanted gradients, None in place of the others."""
+    """Returns zeros for the wanted gradients, None for the others."""
     return [device.zeros(*plan.allocation(slot)[:3]) if w else None for slot, w in enumerate(wanted)]
 
 
@@ -515,5 +531,5 @@ def reduced_or_not(
     divisor: Divisor,
     auxiliary: Sequence[int] = (),
 ) -> Any:
-    """The value, reduced or not."""
+    """Computes the value, reduced or not."""
     return (value if plan.scalar else unreduced)(plan, device, pointers, scalars, divisor, auxiliary)

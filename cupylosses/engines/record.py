@@ -1,7 +1,7 @@
-"""The kernels that a call needs, found by making it without data: engines plan as always, and launches are recorded.
+"""Recorder of the kernels that a call needs: it makes the call without data and records the launches.
 
-So a recorder lists what calls compile, whatever an engine decides, and nothing has to be kept in step with it. It takes
-neither an array library nor a GPU, and touches nothing that other calls share.
+Engines plan as they do for real calls, so the recorder lists exactly the kernels that calls compile, and no second list
+has to be kept in step. It needs neither an array library nor a GPU, and changes no state that other calls share.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from cupylosses.jit.kernel import Kernel
 
 @dataclass(frozen=True)
 class Placeholder(TensorSpec):
-    """An array that is not there: its spec, which is all that planning a call asks of it."""
+    """Stand-in for an array: its spec, all that planning a call reads."""
 
     def __getitem__(self, index: tuple[None, ...]) -> Placeholder:
-        """With dimensions of size 1 in front."""
+        """Adds leading dimensions of size 1."""
         added = (1,) * len(index)
         return Placeholder(self.dtype, added + self.shape, added + self.strides, self.misalignment)
 
 
-#: Tells arrays from numbers, and keeps them from being taken over by a library of arrays.
+#: Distinguishes placeholders from numbers, and keeps an array library from adopting them.
 interop.known_kinds[Placeholder] = "placeholder"
 
 
 def placeholder(dtype: str, shape: Sequence[int]) -> Placeholder:
-    """A contiguous and aligned array."""
+    """Returns a placeholder for a contiguous, aligned array."""
     return Placeholder(dtype, tuple(shape), dense_strides(shape, (0,) * len(shape)), 0)
 
 
 class _NoDevice(Device):
-    """A device that allocates nothing and on which nothing runs."""
+    """A device that allocates nothing and runs nothing."""
 
     def __init__(self, chip: Chip | None) -> None:
-        # A grid takes the number of processors; a kernel asks at most if there are many, as on an H100.
+        # Grids depend on the number of multiprocessors, kernels only on it being large, as on an H100.
         super().__init__(0, 132, chip)
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0) -> Any:
@@ -94,13 +94,13 @@ class _NoDevice(Device):
         pass
 
     def counted(self, target: Any, ignored: int | None, mask: Any) -> Any:
-        return placeholder("int64", (0,))  # as if no row was left out
+        return placeholder("int64", (0,))  # no packed rows: the plan of all rows runs
 
     def matmul(self, a: Any, b: Any, out: Any, add: Any = None) -> None:
         pass
 
     def address(self, array: Any) -> int:
-        return 16  # what has an address is wanted, and aligned
+        return 16  # not null, so the output is wanted; aligned
 
     def strides(self, array: Placeholder) -> tuple[int, ...]:
         return array.strides
@@ -113,7 +113,7 @@ class _NoDevice(Device):
 
 
 class _RecordingLauncher(compiler.Launcher):
-    """A launcher that is noted, and launches nothing."""
+    """A launcher that records its kernel and launches nothing."""
 
     def __init__(
         self,
@@ -140,9 +140,10 @@ class _RecordingLauncher(compiler.Launcher):
 
 
 class KernelRecorder:
-    """Calls of losses that record their kernels: the keys of ``kernels``, in the order of their first use, and the
-    shared memory, in bytes, that launches of each need besides what it declares. The ``chip`` is that of the GPU that
-    they are for, which decides how losses of rows are taken.
+    """Recorder of the kernels of calls.
+
+    ``kernels`` maps each kernel, in the order of first use, to the bytes of dynamic shared memory that its launches
+    need. ``chip`` describes the GPU that the kernels are for; it determines the layouts of losses of rows.
     """
 
     def __init__(self, chip: Chip | None = None) -> None:
@@ -152,11 +153,12 @@ class KernelRecorder:
         self._machine = Machine.of(self._device)
 
     def call(self, call: Call, wanted: Collection[Wanted], promoted: str | None = None, summed: bool = True) -> None:
-        """Forward without gradients, and forward and backward for each choice of arrays that want one.
+        """Records forward without gradients, and forward with backward for each choice of ``wanted`` gradients.
 
-        The arrays are `Placeholder`; ``promoted`` is the dtype that they promote to where that is not torch's rule.
-        With ``summed`` a result that is no number may be added up: its upstream gradient is one number for all, too.
-        Gradients are written speculatively or not, as calls do now.
+        The arrays of the call are `Placeholder` objects. ``promoted`` is the dtype that they promote to, if it does not
+        follow torch's rule. With ``summed``, a result with dimensions may be summed later, so the kernels for one
+        ``grad_output`` of all elements are recorded too. Gradients are written speculatively if the options of the
+        library say so now.
         """
         engine = call.loss.engine
         engine.check(call)
@@ -167,8 +169,9 @@ class KernelRecorder:
                 self._make(call, choice, promoted, summed)
 
     def second(self, call: Call, wanted: Wanted) -> None:
-        """The products of second derivatives, of a call that is the derivative along tangents: for an upstream gradient
-        that is one number, of values with dimensions a dense one.
+        """Records the second-derivative products of ``call``, a derivative along tangents.
+
+        The upstream gradient is one number, or dense if the value has dimensions.
         """
         engine = call.loss.engine
         plan = engine.plan(call, call.arrays, engine.promoted(call), self._machine)

@@ -1,6 +1,6 @@
-"""Copies of arrays into other strides where the fastest dimension changes, by tiles (``kernels/core/relayout.cuh``).
+"""Tiled copies of arrays into strides with another fastest dimension (``kernels/core/relayout.cuh``).
 
-The array libraries copy such arrays element by element, at a tenth of the speed of a plain copy.
+Array libraries copy such arrays element by element, at a tenth of the speed of a plain copy.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
 from cupylosses.jit.gpu import WARP
 from cupylosses.jit.kernel import Kernel
 
-#: Elements from which on a copy is worth a kernel of its own; neighbours that both sides need at least, and bytes of
-#: them.
+#: Minimum number of elements for which a tiled copy pays; minimum length of the fastest dimension of source and target,
+#: in elements and in bytes.
 LEAST = 1 << 14
 LEAST_SIDE = 2
 LEAST_BYTES = 6
-#: Part of a tile that is used, at least, as its inverse, unless one of its sides is the longest: two short ones fill
-#: none.
+#: Reciprocal of the minimum share of a tile that is used. A tile with a side of `MAX_LONG_SIDE` is exempt; two short
+#: dimensions fill no tile.
 LEAST_USED = 4
 THREADS = 256
-#: Blocks that a multiprocessor has registers for, of elements of up to 4 bytes, and of 8.
+#: Blocks per multiprocessor for which registers suffice: for elements of up to 4 bytes, and of 8 bytes.
 RESIDENT, RESIDENT_WIDE = 6, 4
-#: Elements of a tile, and its longest side; and those of small arrays, of fewer than so many large tiles: these would
-#: leave multiprocessors idle.
+#: Number of elements of a tile, and its side if both dimensions are long; then the same for small arrays. An array is
+#: small if it has fewer than `MANY_TILES` large tiles, which would leave multiprocessors idle.
 TILE, MAX_SIDE = 4096, 64
 SMALL_TILE, SMALL_SIDE = 1024, 32
 MANY_TILES = 512
-#: Bytes of a dimension that a tile takes whole, at most; the longest side beside a short one; and parts of a dimension
-#: that are made equal, at most.
+#: Maximum number of bytes of a dimension that a tile covers completely; maximum side of a tile whose other dimension is
+#: short; maximum number of parts of a dimension that are made equal.
 WHOLE_BYTES = 320
 MAX_LONG_SIDE = 256
 MANY_PARTS = 16
-#: Blocks of a launch.
+#: Maximum number of blocks of a launch.
 MAX_BLOCKS = (1 << 31) - 1
 
 _WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 
 
 class _Owner(NamedTuple):
-    """The name that error messages give to a kernel of no loss."""
+    """Name, in error messages, of a kernel that belongs to no loss."""
 
     name: str
 
@@ -55,9 +55,11 @@ _COPY = _Owner("copy")
 
 @dataclass(frozen=True)
 class RelayoutKernel(Kernel):
-    """A copy of elements of ``size`` bytes by tiles of ``across`` of them along the source's fastest dimension and
-    ``down`` along the target's, read in vectors of ``read`` elements and written in vectors of ``written``; ``many`` if
-    there are several outer dimensions.
+    """A tiled copy of elements of ``size`` bytes.
+
+    A tile has ``across`` elements along the source's fastest dimension and ``down`` along the target's. Vectors have
+    ``read`` elements in loads and ``written`` elements in stores. ``many`` is True if there are several outer
+    dimensions.
     """
 
     size: int
@@ -75,13 +77,13 @@ class RelayoutKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         tile = f"{self.across}-across_{self.down}-down"
         return f"relayout_{self.size}-bytes_x{self.read}_x{self.written}_{tile}{'_many' * self.many}"
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel function."""
         return "relayout_copy"
 
     @property
@@ -103,7 +105,7 @@ class RelayoutKernel(Kernel):
 
 
 class Tiles(NamedTuple):
-    """Geometry of a copy: the kernel, its blocks, and its constant arguments."""
+    """Geometry of a copy: the kernel, its number of blocks, and its constant arguments."""
 
     kernel: RelayoutKernel
     blocks: int
@@ -111,7 +113,7 @@ class Tiles(NamedTuple):
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Neighbours of the source and of the target."""
+        """Lengths of the fastest dimensions of the source and of the target."""
         return self.fixed[:2]
 
 
@@ -124,8 +126,9 @@ def tiles(
     misalignment: int,
     target_misalignment: int = 0,
 ) -> Tiles | None:
-    """The geometry of a copy of elements of so many bytes from strides ``source`` to ``strides``; None if a plain copy
-    is as good: the fastest dimension stays, or is short in one of them.
+    """Returns the geometry of a copy of elements of ``size`` bytes from strides ``source`` to ``strides``.
+
+    Returns None if a plain copy is as fast: the fastest dimension stays the same, or is short in one of the two.
     """
     if prod(shape) < LEAST or size not in _WORDS or min((*source, *strides), default=0) < 0:
         return None
@@ -140,7 +143,7 @@ def tiles(
     rest = [d for d in range(len(sizes)) if d not in (a, b)]
     if len(rest) > MAX_RANK:
         return None
-    # A square, or longer along the other dimension where one is short.
+    # Tiles are square, or longer along one dimension if the other is short.
     most = TILE if prod(shape) >= MANY_TILES * TILE else SMALL_TILE
     across, down = sides(sizes[a], sizes[b], most, size)
     used = min(sizes[a], across) * min(sizes[b], down)
@@ -165,9 +168,10 @@ def tiles(
 
 
 def sides(count_a: int, count_b: int, most: int, size: int) -> tuple[int, int]:
-    """Sides of tiles of about ``most`` elements of ``size`` bytes: a square, or longer along one dimension where the
-    other is short. A short dimension is taken whole, or cut into equal parts, since a tile that is not full takes as
-    long as a full one.
+    """Returns the sides of tiles of about ``most`` elements of ``size`` bytes.
+
+    Tiles are square, or longer along one dimension if the other is short. A short dimension is covered completely or
+    cut into equal parts, since a partial tile takes as long as a full one.
     """
     side = MAX_SIDE if most == TILE else SMALL_SIDE
     whole = max(side, min(WHOLE_BYTES // size, THREADS))
@@ -179,7 +183,7 @@ def sides(count_a: int, count_b: int, most: int, size: int) -> tuple[int, int]:
 
 
 def _part(count: int, longest: int) -> int:
-    """The length of equal parts of few at most ``longest`` ones, an even number."""
+    """Returns the even length, at most ``longest``, of equal parts of a dimension; ``longest`` if there are many."""
     parts = -(-count // longest)
     return longest if parts > MANY_PARTS else -(-count // (2 * parts)) * 2
 
@@ -197,8 +201,9 @@ def copy(
     target: tuple[int, Sequence[int]],
     size: int,
 ) -> bool:
-    """Copies elements of ``size`` bytes between arrays of one shape, each an address and strides in elements. False,
-    and nothing is done, if a plain copy is as good.
+    """Copies elements of ``size`` bytes between arrays of one shape, each given by address and strides in elements.
+
+    Returns False and copies nothing if a plain copy is as fast.
     """
     found = tiles(tuple(shape), tuple(source[1]), tuple(target[1]), size, source[0] % 16, target[0] % 16)
     if found is None:

@@ -1,17 +1,18 @@
-"""Strides: dense, broadcast and merged dimensions. Pure functions of integers."""
+"""Arithmetic of strides: dense, broadcast and merged dimensions. Pure functions of integers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-#: Outer dimensions that ``kernels/core/layout.cuh`` has room for, after merging.
+#: Maximum number of outer dimensions, after merging, that fit in the structs of ``kernels/core/layout.cuh``.
 MAX_RANK = 24
 
 
 def dimension_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], rank: int = MAX_RANK) -> list[int]:
-    """The kernel's ``Dimensions`` as 64-bit words: rank, sizes, their multipliers, and the strides of each stream,
-    padded to ``rank``.
+    """Returns the kernel's ``Dimensions`` as 64-bit words: rank, sizes, multipliers, and the strides of each stream.
+
+    Each group of words is padded to ``rank`` dimensions.
     """
     padded = [*sizes, *[1] * (rank - len(sizes))]
     words = [len(sizes), *padded, *map(multiplier, padded)]
@@ -21,8 +22,10 @@ def dimension_words(sizes: Sequence[int], strides: Sequence[Sequence[int]], rank
 
 
 def multiplier(divisor: int) -> int:
-    """The multiplier by which ``quotient`` of ``kernels/core/layout.cuh`` divides indices below 2^63, exactly: it is
-    larger than 2^(63 + bits) / divisor by 1 at most, which is less than an index / 2^63. As a word, which is signed.
+    """Returns the multiplier with which ``quotient`` in ``kernels/core/layout.cuh`` divides, as a signed word.
+
+    Division of indices below 2^63 is exact. With ``bits`` the bit length of divisor - 1, the multiplier exceeds
+    2^(63 + bits) / divisor by at most 1, so index * multiplier / 2^(63 + bits) is too large by less than 1 / divisor.
     """
     if divisor < 2:
         return 0
@@ -31,7 +34,7 @@ def multiplier(divisor: int) -> int:
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a new tensor of this shape without gaps, its dimensions in the order of ``strides``.
+    """Returns the strides of a new tensor of this shape without gaps, with its dimensions in the order of ``strides``.
 
     A dense tensor keeps its strides; an expanded or sliced one loses the overlap and the gaps.
     """
@@ -47,20 +50,20 @@ def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ..
 
 
 def in_order(shape: Sequence[int], strides: Sequence[int], dense: Sequence[int]) -> bool:
-    """True if dimensions of these strides are in the order of those that are ``dense``."""
+    """True if ``strides`` order the dimensions as the ``dense`` strides do. Dimensions of size 1 are ignored."""
     outwards = sorted((d for d in range(len(shape)) if shape[d] > 1), key=dense.__getitem__)
     return all(strides[a] < strides[b] for a, b in pairwise(outwards))
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor of this shape."""
+    """Returns the strides of a contiguous tensor of this shape."""
     return dense_strides(shape, (0,) * len(shape))
 
 
 def result_strides(shape: Sequence[int], operands: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[int, ...]:
-    """The strides of a value per element: those of the first operand of this shape, without gaps.
+    """Returns the strides of a value per element: those of the first operand of this shape, without gaps.
 
-    ``operands`` are shapes with strides.
+    ``operands`` are pairs of shape and strides.
     """
     for sizes, strides in operands:
         if tuple(sizes) == tuple(shape):
@@ -69,7 +72,7 @@ def result_strides(shape: Sequence[int], operands: Iterable[tuple[Sequence[int],
 
 
 def broadcast_strides(shape: Sequence[int], strides: Sequence[int], to: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor of ``shape`` viewed in the larger shape ``to``: 0 along every broadcast dimension."""
+    """Returns the strides of a tensor broadcast to the larger shape ``to``: 0 along every broadcast dimension."""
     lead = len(to) - len(shape)
     return (0,) * lead + tuple(0 if shape[d] == 1 != to[lead + d] else strides[d] for d in range(len(shape)))
 
@@ -77,10 +80,10 @@ def broadcast_strides(shape: Sequence[int], strides: Sequence[int], to: Sequence
 def merge(
     shape: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Reorders and merges dimensions as far as all streams allow; the results run from the innermost outwards.
+    """Reorders and merges dimensions as far as all streams allow. Returns sizes and strides, innermost first.
 
-    The first stream that tells two dimensions apart decides which is inner. Dimensions of size 1 vanish; if nothing
-    is left, one dimension of size 1 remains.
+    The first stream whose strides of two dimensions differ, and are not 0, decides which one is inner. Dimensions of
+    size 1 are dropped; if none is left, one dimension of size 1 remains.
     """
 
     def inside(a: int, b: int) -> bool:
@@ -90,8 +93,8 @@ def merge(
                 return x < y
         return False
 
-    # Insertion, not sort: a broadcast stream abstains, so "inside" is no total order, and what it leaves open keeps
-    # the order of the shape.
+    # Insertion, since sort() needs a total order and "inside" is none: a broadcast stream decides nothing. Dimensions
+    # that no stream orders keep the order of the shape.
     order: list[int] = []
     for d in reversed([d for d in range(len(shape)) if shape[d] != 1]):
         position = len(order)
@@ -117,5 +120,5 @@ def merge(
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is no less."""
+    """Returns the smallest power of two that is not less than ``n``."""
     return 1 << max(0, n - 1).bit_length()

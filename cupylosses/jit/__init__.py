@@ -1,1 +1,1 @@
-"""Kernels from source: assembly of a translation unit, NVRTC, launchers, facts of GPUs. No loss, no engine."""
+"""Kernels from source, for any loss and engine: assembly of translation units, NVRTC, launchers, GPU limits."""

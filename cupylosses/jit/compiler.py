@@ -1,4 +1,4 @@
-"""Compilation and launch of kernels through ``cupy.RawModule``. Modules live as long as the process."""
+"""Compilation and launch of kernels through ``cupy.RawModule``. Modules are kept for the life of the process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cupylosses.interop import kept_locale
 from cupylosses.jit.gpu import DECLARED_BYTES, SHARED_BYTES
 from cupylosses.jit.kernel import Kernel
 
-#: `-fmad=false`: contraction into FMAs could differ between kernels, and the value must have the same bits with and
+#: `-fmad=false`: contraction into FMAs could differ between kernels, but the value must have the same bits with and
 #: without the gradient.
 OPTIONS = ("-std=c++17", "-fmad=false")
 
@@ -29,14 +29,14 @@ _locks: dict[str, Any] = {}
 
 
 class KernelError(RuntimeError):
-    """A kernel could not be compiled or loaded; the message gives the reason and the remedy."""
+    """Failure to compile or load a kernel; the message states the reason and the remedy."""
 
 
 def kernel(variant: Kernel) -> Any:
-    """The launchable kernel of a variant, compiled on first use.
+    """Returns the launchable kernel of a variant, which is compiled on first use.
 
-    Modules are never unloaded. Each is compiled under its own lock: if two threads compiled the same one, one of the
-    two modules would be unloaded, which is an error while a CUDA graph is captured. Different modules compile in
+    Modules are never unloaded. Each is compiled under its own lock: if two threads compiled the same module, one of the
+    two results would be unloaded, which is an error while a CUDA graph is captured. Different modules compile in
     parallel.
     """
     found = _kernels.get(variant)
@@ -49,7 +49,7 @@ def kernel(variant: Kernel) -> Any:
 
 
 def _lock(variant: Kernel) -> Any:
-    """Lock of a source text. CuPy caches modules by their text, which contains the title."""
+    """Returns the lock of a source text. CuPy caches modules by their text, which contains the title."""
     return _locks.setdefault(variant.title, threading.RLock())
 
 
@@ -64,12 +64,12 @@ def _compile(variant: Kernel) -> Any:
 
 
 def is_compiled(variant: Kernel) -> bool:
-    """True if this process has compiled the variant, or read it from CuPy's cache."""
+    """True if this process has compiled the variant or read it from CuPy's cache."""
     return variant in _kernels
 
 
 first_begun, first_compiled = threading.Lock(), threading.Event()
-#: Seconds that other kernels wait, behind CuPy's empty program, for the first one to enter NVRTC's front end.
+#: Seconds that other kernels wait, after CuPy's empty program, for the first one to enter NVRTC's front end.
 _HEAD_START = 0.01
 
 
@@ -77,12 +77,12 @@ _HEAD_START = 0.01
 def behind_the_first() -> Iterator[None]:
     """Holds kernels back until the first one of the process has passed CuPy's empty program.
 
-    CuPy compiles that program to learn the compiler's build, and keeps what it learns; but threads that ask before each
-    compile it again. The front end of NVRTC takes one thread at a time, so those of a first call delayed each other: by
-    0.01 s with NVRTC 13, by 0.06 s with 11.8. For the same reason the others give the first one, which the call waits
-    for, a head start into the front end: it takes 0.06 s of one of them.
+    CuPy compiles that program to find out the compiler's build, and caches the answer; but threads that ask before it
+    is cached compile the program again. The front end of NVRTC admits one thread at a time, so the threads of a first
+    call delayed each other: by 0.01 s with NVRTC 13, by 0.06 s with 11.8. For the same reason the other kernels give
+    the first one, which the call waits for, a head start into the front end, where a kernel spends 0.06 s.
     """
-    # Never released: there is one first kernel.
+    # The lock is never released: there is only one first kernel.
     if getattr(_background, "first", False) or first_begun.acquire(blocking=False):
         try:
             yield
@@ -91,7 +91,7 @@ def behind_the_first() -> Iterator[None]:
         return
     from cupy.cuda import compiler
 
-    # Private, so it may be missing: then nobody waits.
+    # A private attribute of CuPy: if it is missing, nobody waits.
     known = getattr(compiler, "_empty_file_preprocess_cache", True)
     if not first_compiled.is_set():
         while not known and not first_compiled.wait(0.001):
@@ -125,9 +125,9 @@ def _explained(variant: Kernel, text: str) -> Iterator[None]:
 def without_gpu() -> Iterator[Callable[..., None]]:
     """Yields a function that compiles a variant for an architecture ("90") into CuPy's cache on disk.
 
-    CuPy determines the file name, compiles and writes as it would on such a GPU. The two steps that need a GPU are
-    patched out: the query of the current device, by which CuPy caches compiler options, and the loading of the result.
-    The patch affects the whole process, so this is for processes without a GPU, which can do neither.
+    CuPy names, compiles and writes the file as it would on such a GPU. The two steps that need a GPU are patched out:
+    the query of the current device, by which CuPy caches compiler options, and the loading of the result. The patch
+    affects the whole process, so it is for processes without a GPU, which can do neither step.
     """
     from cupy._core import core
     from cupy.cuda import compiler, function
@@ -151,7 +151,7 @@ def without_gpu() -> Iterator[Callable[..., None]]:
 
 
 def _explain(error: RuntimeError) -> str:
-    """Cause and remedy of an error between CuPy and the CUDA installation."""
+    """Returns the cause and the remedy of an error between CuPy and the CUDA installation."""
     text = str(error)
     if "CUDA headers" in text or "CUDA root directory" in text:
         return (
@@ -209,7 +209,10 @@ def _dump_directory() -> Path:
 
 
 def _where_dumped(variant: Kernel, text: str) -> str:
-    """Sentence on the location of the dumped source. A failure to write it must not hide the compiler's error."""
+    """Returns a sentence that says where the source was dumped.
+
+    A failure to write it must not hide the compiler's error.
+    """
     try:
         return f"The whole source is in {dump(variant, text)}."
     except OSError as error:
@@ -217,12 +220,12 @@ def _where_dumped(variant: Kernel, text: str) -> str:
 
 
 class Launcher:
-    """A kernel with its grid, block and constant arguments, ready to be launched with the variable ones.
+    """Kernel with its grid, block and constant arguments, ready to be launched with the variable arguments.
 
-    CUDA reads each argument during the launch through a table of pointers. The variable arguments are in a buffer per
-    thread, because a launch releases the GIL, or in memory of the caller. The constant arguments, ``fixed``, come last
-    in the kernel's signature: integers, floats, and structs as lists of 64-bit words. ``shared`` is the number of bytes
-    of dynamic shared memory of a block.
+    CUDA reads each argument during the launch through a table of pointers. The variable arguments are stored in a
+    buffer per thread, because a launch releases the GIL, or in memory of the caller. The constant arguments, ``fixed``,
+    come last in the kernel's signature: integers, floats, and structs as lists of 64-bit words. ``shared`` is the size
+    of the dynamic shared memory of a block in bytes.
     """
 
     def __init__(
@@ -244,8 +247,9 @@ class Launcher:
 
     @classmethod
     def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
-        """Launch function, with the arguments of ``cuLaunchKernel``, and its first argument: the kernel's handle on the
-        current device, allowed to use ``shared`` bytes of dynamic shared memory.
+        """Returns the launch function, which takes the arguments of ``cuLaunchKernel``, and its first argument.
+
+        That is the handle of the kernel on the current device, allowed ``shared`` bytes of dynamic shared memory.
         """
         from cupy_backends.cuda.api import driver
 
@@ -253,14 +257,14 @@ class Launcher:
         # CuPy loads a module on each device at the first request there.
         with _lock(variant):
             found = kernel(variant)
-            # The limit never decreases: earlier launchers of the kernel may need what they asked for.
+            # The limit never decreases: earlier launchers of the kernel may need what they requested.
             if shared > max(SHARED_BYTES - DECLARED_BYTES, found.max_dynamic_shared_size_bytes):
                 found.max_dynamic_shared_size_bytes = shared
             return driver.launchKernel, found.kernel.ptr
 
     @classmethod
     def at_once(cls, function: Any, block: int, shared: int) -> int:
-        """The blocks of a loaded kernel that the current device runs at once."""
+        """Returns the number of blocks of a loaded kernel that the current device runs at once."""
         from cupy.cuda import runtime
         from cupy_backends.cuda.api import driver
 
@@ -270,14 +274,14 @@ class Launcher:
     def bind(
         self, variant: Kernel, loaded: tuple[Callable[..., Any], Any], geometry: tuple[int, ...]
     ) -> Callable[..., None]:
-        """The launch of a loaded kernel: as many blocks of the planned ``geometry`` as the kernel wants."""
+        """Returns the launch of a loaded kernel; `Kernel.grid` decides how many blocks of ``geometry`` it has."""
         launch, function = loaded
         planned, _, _, block, _, _, shared = geometry
         grid = variant.grid(planned, partial(self.at_once, function, block, shared))
         return partial(launch, function, grid, *geometry[1:])
 
     def _enter(self) -> None:
-        """Hook before the first launch of each thread."""
+        """Runs before the first launch of each thread; subclasses may override it."""
         _ensure_context()
 
     def __call__(self, stream: int, *arguments: int | float) -> None:
@@ -290,7 +294,7 @@ class Launcher:
         self.launch(stream, table)
 
     def launch(self, stream: int, table: int) -> None:
-        """Launches with the arguments that the table of pointers at this address refers to."""
+        """Launches with the arguments that the table of pointers at the address ``table`` refers to."""
         try:
             self._local.entered  # noqa: B018
         except AttributeError:
@@ -310,8 +314,10 @@ _background = threading.local()
 
 @contextmanager
 def background() -> Iterator[None]:
-    """Within this context, launchers whose kernels are not compiled yet have them compiled by a thread of their own,
-    for which their first launch waits. So the launches of one call compile at once. Precondition: no graph is captured.
+    """Within this context, launchers of kernels that are not compiled yet compile them in threads of their own.
+
+    The first launch waits for its thread, so the kernels of one call compile concurrently. Precondition: no CUDA graph
+    is being captured.
     """
     _background.active = True
     try:
@@ -321,12 +327,12 @@ def background() -> Iterator[None]:
 
 
 class _Loading:
-    """The launch of a kernel that is being compiled. It puts the launch of the compiled one in its place."""
+    """Launch of a kernel that is still being compiled. Its first call replaces it by the launch of the compiled one."""
 
     def __init__(self, launcher: Launcher, variant: Kernel, geometry: tuple[int, ...]) -> None:
         self._launcher, self._variant, self._geometry = launcher, variant, geometry
         self._loaded = Future[Any]()
-        # Here, because threads begin in any order.
+        # Decided here rather than in the threads, which start in any order.
         first = first_begun.acquire(blocking=False)
         arguments = launcher.load, variant, geometry[-1], self._loaded, current_device(), first
         threading.Thread(target=_load, args=arguments).start()
@@ -351,7 +357,7 @@ def _load(
 
 
 def current_device() -> int:
-    """The device on which this thread loads kernels."""
+    """Returns the device on which this thread loads kernels."""
     from cupy.cuda import runtime
 
     return int(runtime.getDevice())
@@ -365,10 +371,10 @@ def use_device(device: int) -> None:
 
 
 def arguments(count: int, launches: Sequence[tuple[Launcher, Sequence[int]]]) -> tuple[Any, list[int]]:
-    """A buffer of ``count`` arguments for several launchers, and the address of each launcher's table of pointers.
+    """Allocates a buffer of ``count`` arguments for several launchers, and a table of pointers for each launcher.
 
-    A launcher takes the arguments at its positions, then its constant ones. The tables follow the arguments in the
-    buffer.
+    A launcher takes the arguments at its positions, then its constant arguments. The tables follow the arguments in the
+    buffer. Returns the buffer and the address of each table.
     """
     size = count + sum([len(positions) + len(launcher.fixed) for launcher, positions in launches])
     buffer: Any = (ctypes.c_uint64 * size)()
@@ -382,7 +388,7 @@ def arguments(count: int, launches: Sequence[tuple[Launcher, Sequence[int]]]) ->
 
 
 def _words(x: int | float | Sequence[int]) -> list[int]:
-    """An argument as a list of unsigned 64-bit words."""
+    """Converts an argument to a list of unsigned 64-bit words."""
     if isinstance(x, (int, float)):
         return [struct.unpack("=Q", struct.pack("=q" if isinstance(x, int) else "=d", x))[0]]
     return [word & 0xFFFFFFFFFFFFFFFF for word in x]
@@ -392,7 +398,7 @@ _contexts = threading.local()
 
 
 def _ensure_context() -> None:
-    """Creates the context of a thread that has never called the CUDA runtime; the driver API does not create one."""
+    """Creates the CUDA context of a thread that has not called the runtime API; the driver API creates none."""
     from cupy.cuda import runtime
 
     known = _contexts.__dict__.setdefault("devices", set())

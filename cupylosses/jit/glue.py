@@ -22,9 +22,9 @@ STORAGE = {
 
 
 def counted_divisor(counted: bool, scaled: bool = True) -> list[str]:
-    """Lines that compute the divisor of a mean from a count on the device, and its inverse if gradients are ``scaled``.
+    """Returns lines that compute the divisor of a mean from a count on the device, and its inverse if ``scaled``.
 
-    The scale of a mean of nothing is 0, not inf, so that its gradients are 0.
+    Gradients need the inverse, ``scale``. In a mean over no elements it is 0, not inf, so that the gradients are 0.
     """
     if not counted:
         return []
@@ -35,7 +35,7 @@ def counted_divisor(counted: bool, scaled: bool = True) -> list[str]:
 
 
 def call_signature(operands: Sequence[str]) -> list[str]:
-    """Head of a functor's call operator, a template over the types of the operands."""
+    """Returns the head of a functor's call operator, a template over the types of the operands."""
     return [
         f"  template <{', '.join(f'class {x}_' for x in operands)}>",
         "  __device__ __forceinline__ auto",
@@ -44,8 +44,9 @@ def call_signature(operands: Sequence[str]) -> list[str]:
 
 
 def loss_head(compute: str, heavy: int = 0, usual: str = "") -> list[str]:
-    """The first lines of a functor ``Loss`` of ``pointwise/``, with ``usual`` one whose elements are evaluated
-    tentatively first where that expression holds.
+    """Returns the first lines of a functor ``Loss`` for ``pointwise/``.
+
+    ``usual`` is an expression of the functor, or empty: if it is true, elements are evaluated tentatively first.
     """
     condition = [f"  __device__ __forceinline__ bool usual() const {{ return {usual}; }}"]
     return [
@@ -58,15 +59,15 @@ def loss_head(compute: str, heavy: int = 0, usual: str = "") -> list[str]:
 
 
 def written_at(loss: Definition, part: str) -> list[str]:
-    """``#line`` directive by which the compiler reports an error where the expression was written."""
+    """Returns the ``#line`` directive that makes the compiler report errors where the expression was written."""
     file, line = loss.places.get(part, (f"{loss.name}.{part}", 1))
-    # Characters of the file's name that would end the string literal or the line are replaced.
+    # Replaces characters of the file name that would end the string literal or the line.
     name = "".join(x if x.isprintable() and x not in '"?' else "_" for x in file.replace("\\", "/"))
     return [f'#line {max(1, line)} "{name}"']
 
 
 def choice_constant(flag: Flag, index: int) -> str:
-    """Declaration of a flag as a constant: a bool, or the index among more than two choices."""
+    """Returns the declaration of a flag as a constant: a bool, or an index if it has more than two choices."""
     if len(flag.choices) == 2:
         return f"bool {flag.name} = {str(bool(index)).lower()}"
     return f"int {flag.name} = {int(index)}"

@@ -1,4 +1,4 @@
-"""Limits of GPUs that launches depend on, by compute capability, so that kernels can be planned for absent GPUs."""
+"""GPU limits that launches depend on, by compute capability, so that kernels can be planned for absent GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cupylosses import interop
 
 #: Threads of a warp.
 WARP = 32
-#: Bytes that memory is read and written by at least: a sector.
+#: Smallest unit in which memory is read and written, in bytes: one sector.
 SECTOR_BYTES = 32
 #: Bytes of shared memory that a block may use without opting in to more.
 SHARED_BYTES = 48 << 10
@@ -43,7 +43,7 @@ CLUSTERS = 90
 
 
 def chip(capability: int, shared: int | None = None) -> Chip:
-    """Limits of a GPU by compute capability (90 means 9.0).
+    """Returns the limits of a GPU by compute capability (90 means 9.0).
 
     ``shared`` is the number of bytes of shared memory that the driver reports; without it, the table decides.
     """
@@ -58,7 +58,7 @@ def chip(capability: int, shared: int | None = None) -> Chip:
 
 
 def gpu(index: int) -> tuple[int, Chip]:
-    """Number of multiprocessors of a GPU, and its limits, as the driver reports them."""
+    """Returns the number of multiprocessors of a GPU and its limits, as the driver reports them."""
     found = interop.cupy().cuda.Device(index)
     shared = found.attributes["MaxSharedMemoryPerBlockOptin"]
     return found.attributes["MultiProcessorCount"], chip(int(found.compute_capability), shared)

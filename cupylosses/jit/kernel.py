@@ -1,4 +1,4 @@
-"""Base class of kernels: a translation unit of files of ``kernels/`` and the generated glue of one loss."""
+"""Base class of kernels: a translation unit made of files of ``kernels/`` and the generated glue of one loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cupylosses.jit import sources
 
 
 class Kernel(ABC):
-    """A kernel with a translation unit of its own. Subclasses are frozen dataclasses, and equal ones have equal source.
+    """Kernel with a translation unit of its own. Subclasses are frozen dataclasses; equal instances have equal source.
 
     ``loss`` is the definition, for error messages; ``storage`` the dtypes of its operands; ``compute`` the dtype of the
     arithmetic; ``title`` a description of the kernel, for messages and file names; ``entry`` the name of its function.
@@ -73,7 +73,7 @@ class Kernel(ABC):
         return (self,)
 
     def grid(self, planned: int, at_once: Callable[[], int]) -> int:
-        """The blocks to launch of those that are planned. ``at_once`` asks the GPU how many it runs at once."""
+        """Returns the number of blocks to launch of ``planned``. ``at_once`` queries how many the GPU runs at once."""
         return planned
 
     @property

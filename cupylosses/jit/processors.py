@@ -1,4 +1,4 @@
-"""Processors that this process may use, which a container often has fewer of than the machine."""
+"""Number of processors that this process may use. A container often has fewer than its machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
-#: Files of control groups, with their second and first version, that hold a quota and a period in microseconds.
+#: Control group files with a quota and a period in microseconds: those of cgroup v2, then those of v1.
 QUOTAS: tuple[tuple[str, ...], ...] = (
     ("/sys/fs/cgroup/cpu.max",),
     ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
@@ -15,13 +15,13 @@ QUOTAS: tuple[tuple[str, ...], ...] = (
 
 
 def usable() -> int:
-    """The number of processors of this process: those of its affinity, but no more than its control group has time of.
+    """Returns the number of processors in the affinity of this process, capped by the quota of its control group.
 
     More compiler threads than that take turns, and all other threads wait for theirs.
     """
     found = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     for paths in QUOTAS:
-        # A quota that is not limited is "max" or -1.
+        # A quota of "max" or -1 means unlimited.
         with suppress(OSError, ValueError):
             quota, period = map(int, " ".join([Path(x).read_text("ascii") for x in paths]).split())
             if quota > 0 and period > 0:

@@ -1,4 +1,4 @@
-"""Assembly of kernel sources: files of ``kernels/`` as one text, with their includes expanded."""
+"""Assembly of kernel sources: files of ``kernels/`` in one text, with their includes expanded."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _NESTED = "core/nested.cuh"
 
 
 def nested(files: tuple[str, ...]) -> tuple[str, ...]:
-    """``files`` for second derivatives: the primitives are followed by their overloads for nested dual numbers."""
+    """Returns ``files`` for second derivatives: primitives are followed by overloads for nested dual numbers."""
     return (_NESTED, *files)
 
 
 def without_unused_primitives(files: tuple[str, ...], glue: str) -> tuple[str, ...]:
-    """``files`` without the files of primitives of which the generated ``glue`` calls none. They would take a twentieth
-    of the time in which the gradient of ``mse_loss`` is compiled.
+    """Returns ``files`` without the files of primitives that the generated ``glue`` does not call.
+
+    They would take a twentieth of the compile time of the gradient of ``mse_loss``.
     """
     words = set(_WORD.findall(glue))
     own = dict.fromkeys([_OPERATORS, *(x.file for x in primitives().values() if x.name in words)])
@@ -35,10 +36,10 @@ def without_unused_primitives(files: tuple[str, ...], glue: str) -> tuple[str, .
 
 @cache
 def expand(files: tuple[str, ...]) -> str:
-    """Text of these files and all that they include, each file once, before the first one that includes it.
+    """Returns the text of these files and all their includes, each file once, before the first one that includes it.
 
-    CuPy compiles a string, so NVRTC has no directory to search. ``#line`` directives make the compiler report an error
-    at its line of ``kernels/<file>``.
+    CuPy compiles a string, so NVRTC has no directory to search. ``#line`` directives make the compiler report errors at
+    their line of ``kernels/<file>``.
     """
     directory, text, seen = kernel_directory(), [], set()
 

@@ -1,4 +1,4 @@
-"""The definitions, one module per family. Importing this package imports every family and so registers its losses."""
+"""The definitions, one module per family. Importing this package imports every family, which registers its losses."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Losses of boxes: the overlap of two boxes, and distances between boxes that do not overlap."""
+"""Losses of bounding boxes: the overlap of two boxes, and distances between boxes that do not overlap."""
 
 import math
 

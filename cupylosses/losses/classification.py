@@ -14,7 +14,8 @@ _LEAST_LOG, _MOST_SLOPE = -100.0, 1e12
 
 
 def _bounded_log(xp, p, log):
-    # `log` is log p where p is not tiny. Below, the derivative is that of a line, with the value of the logarithm.
+    # `log` is log p where p is not tiny. Where p is tiny, the value is still that of the logarithm, but the derivative
+    # is that of a line.
     zero = xp.zeros_like(p)
     tiny = p < 1 / _MOST_SLOPE
     value = xp.log(detached(xp.where(tiny & (p > 0), p, zero + 1)))
@@ -61,9 +62,9 @@ def logistic_reference(xp, x, y, weight):
     label = xp.where(x > 0, 1 - y, y)
     factor = xp.where(x > 0, xp.ones_like(x), weight * xp.ones_like(x))
     size = xp.where(x > 0, x, -x)
-    # 0 * inf = 0, and the derivatives with it.
+    # By convention 0 * inf = 0, with derivatives of 0.
     nothing = ((label == 0) | (factor == 0)) & xp.isinf(x)
-    # The sum keeps the digits of a small weight, the product those of the derivative at weight 1.
+    # As a value, the sum keeps the digits of a small weight; the product keeps those of the derivative at weight 1.
     curved = with_derivative_of((1 - y) + weight * y, 1 + (weight - 1) * y) * softplus_excess(xp, x)
     return factor * (label * xp.where(nothing, xp.zeros_like(size), size)) + curved
 

@@ -1,11 +1,11 @@
-"""Losses of correlation: of rows of predictions with rows of targets."""
+"""Correlation losses of rows of predictions and rows of targets."""
 
 from cupylosses.definition.base import Flag, Operand
 from cupylosses.engines.row_statistics.definition import define_statistics
 from cupylosses.reference_math import detached
 
 _OPERANDS = (Operand("input", "The predictions."), Operand("target", "The values to agree with."))
-#: Sums of what is left of the first elements.
+#: Sums, and sums of squares, of differences from the first element of the row.
 _MOMENTS = {
     "sx": "input - x0",
     "sy": "target - y0",
@@ -16,7 +16,7 @@ _VARIANCES = {"xx": "qx - square(sx) / count", "yy": "qy - square(sy) / count"}
 
 
 def _centred(xp, x):
-    """Rows without their mean: exactly 0 if they are constant."""
+    """Rows minus their mean: exactly 0 if they are constant."""
     x = x - detached(x[..., :1])
     return x - xp.sum(x, axis=-1)[..., None] / max(x.shape[-1], 1)
 
@@ -29,7 +29,7 @@ def _pearson_reference(xp, input, target):
     lengths = xp.sqrt(xp.where(constant, one, xx)) * xp.sqrt(xp.where(constant, one, yy))
     dot = xp.sum(x * y, axis=-1)
     apart = 1 - xp.where(constant, dot * 0, dot / lengths)
-    # Derivatives pass where it is below 0 by rounding only.
+    # Where rounding makes it negative, the value becomes 0 and the derivatives are kept.
     return apart - xp.where(apart < 0, detached(apart), xp.zeros_like(apart))
 
 

@@ -1,4 +1,4 @@
-"""Divergences between distributions: the summand of each element."""
+"""Divergences between distributions, as a summand per element."""
 
 from math import inf
 
@@ -9,7 +9,7 @@ from cupylosses.reference_math import itakura_saito, log_ratio, of_degree_one, r
 
 def _log_ratio(xp, a, b):
     # log(a / b) without the cancellation of log(a) - log(b), where the quotient is in range. Each branch gets harmless
-    # operands where it is not chosen, because the NaN of the real ones would reach the gradient.
+    # operands where it is not chosen, because a NaN of the real operands would reach the gradient.
     less = a < b
     high, low = xp.where(less, b, a), xp.where(less, a, b)
     near = (low > 0) & (high < 1e30 * low)
@@ -178,8 +178,8 @@ def js_reference(xp, input, target, beta, log_target, log_input):
         a, b, gap = xp.where(nothing, one, a), xp.where(nothing, one, b), xp.where(nothing, zero, gap)
         value = xp.where(nothing, zero, a * log_ratio(xp, a, b, gap))
     else:
-        # Numbers so small that their products underflow are scaled up. The loss is homogeneous of degree one, so its
-        # value follows from the derivatives.
+        # Numbers so small that their products underflow are scaled up. The loss is homogeneous of degree one, so by
+        # Euler's formula its value follows from the derivatives.
         tiny = (p < _TINY) & (q < _TINY)
         scale = xp.where(tiny, one * 2.0**32, one)
         gap = difference * scale

@@ -1,4 +1,4 @@
-"""Losses of vectors: cosines of pairs."""
+"""Losses and functions of vectors: cosines and distances of pairs, and triplets."""
 
 from math import inf, nan
 
@@ -15,7 +15,7 @@ from cupylosses.reference_math import detached
 
 
 def _cosine(xp, input1, input2, eps):
-    """The cosine of each pair of rows; 0, with derivatives 0, where one of them is zero."""
+    """Cosine of each pair of rows; 0, with derivatives 0, if one of the rows is zero."""
     dot = xp.sum(input1 * input2, axis=-1)
     xx, yy = (xp.sum(x * x, axis=-1) for x in (input1, input2))
     nowhere = (xx == 0) | (yy == 0)
@@ -27,7 +27,7 @@ def _cosine(xp, input1, input2, eps):
 def _cosine_embedding_reference(xp, input1, input2, target, margin, eps):
     c = _cosine(xp, input1, input2, eps)
     zero, apart, excess = xp.zeros_like(c), 1 - c, c - margin
-    # Derivatives pass where 1 - c is below 0 by rounding only.
+    # Where rounding makes 1 - c negative, the value becomes 0 and the derivatives are kept.
     similar = apart - xp.where(apart < 0, detached(apart), zero)
     value = xp.where(target > 0, similar, xp.where(excess < 0, zero, excess))
     return xp.where((target > 0) | (target < 0), value, zero + nan)
@@ -68,7 +68,7 @@ cosine_embedding_loss = define_statistics(
 
 
 def _cosine_at_least(xp, x1, x2, eps):
-    """The cosine of each pair of rows, of which lengths below eps count as eps; it may exceed 1 by rounding."""
+    """Cosine of each pair of rows, whose lengths count as eps if they are below eps; it may exceed 1 by rounding."""
     dot = xp.sum(x1 * x2, axis=-1)
     squares = [xp.sum(x * x, axis=-1) for x in (x1, x2)]
     nowhere = (squares[0] == 0) | (squares[1] == 0)
@@ -80,7 +80,7 @@ def _cosine_at_least(xp, x1, x2, eps):
 
 def _cosine_loss_reference(xp, input, target, eps):
     c = _cosine_at_least(xp, input, target, eps)
-    # Derivatives pass where 1 - c is below 0 by rounding only.
+    # Where rounding makes 1 - c negative, the value becomes 0 and the derivatives are kept.
     return 1 - c - xp.where(c > 1, detached(1 - c), xp.zeros_like(c))
 
 
@@ -110,10 +110,10 @@ cosine_loss = define_statistics(
 
 
 def _norm(xp, x, p):
-    """The norm of degree p of each row; one of 0 or infinity has derivatives of 0."""
+    """Norm of degree p of each row; a norm of 0 or infinity has derivatives of 0."""
     if x.shape[-1] == 0:
         return xp.sum(x, axis=-1)
-    # Replaced before they are read: an infinite row would have derivatives of 0 times infinity.
+    # Infinite rows are replaced before use: they would have derivatives of 0 times infinity.
     infinite = xp.max(xp.abs(detached(x)), axis=-1) == inf
     x = xp.where(infinite[..., None], xp.ones_like(x), x)
     size = xp.abs(x)
@@ -142,7 +142,7 @@ def _hinge(xp, excess):
 
 
 def _smaller(xp, x, y):
-    """The smaller of two; equal ones have half the derivative each."""
+    """Element-wise minimum; of two equal elements, each has half of the derivative."""
     return xp.where(x < y, x, xp.where(y < x, y, (x + y) / 2))
 
 
@@ -343,7 +343,7 @@ _of_distances_swapped = Loss(
 )
 for _loss in (_cosine_triplet, _of_distances, _of_distances_swapped):
     remember(_loss)
-    # torch.compile cannot look into the lock that a cached property takes the first time.
+    # torch.compile cannot trace the lock that the first access to a cached property takes.
     _loss.resolve()
 
 triplet_margin_with_distance_loss = define_statistics(

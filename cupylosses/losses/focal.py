@@ -1,4 +1,4 @@
-"""Losses of binary classification, from logits, that weight an element by the predicted probability."""
+"""Losses of binary classification of logits that weight an element by the predicted probability."""
 
 import math
 

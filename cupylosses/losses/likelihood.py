@@ -17,16 +17,16 @@ def _log_of_sum(xp, x, eps):
 
 
 def _product(xp, rate, target, factor):
-    # Where both overflow, the rate is larger, so the product is dropped; its derivative with respect to the target, the
-    # factor, is kept.
+    # Where both overflow, the rate is larger, so the product is dropped. Its derivative with respect to the target (the
+    # factor) is kept.
     product = target * factor
     both = xp.isinf(rate) & xp.isinf(product) & xp.isfinite(factor)
     return xp.where(both, (target - detached(target)) * xp.where(both, factor, xp.zeros_like(factor)), product)
 
 
 def _deviance(xp, rate, log_ratio, target):
-    # rate - target - target log_ratio, with log_ratio = log(rate / target). It cancels where the two are close, and is
-    # there computed as target (exp(log_ratio) - 1 - log_ratio) by a series.
+    # rate - target - target log_ratio, with log_ratio = log(rate / target). Where the rate is close to the target, this
+    # cancels, and is computed as target (exp(log_ratio) - 1 - log_ratio), by a series.
     near = xp.abs(log_ratio) < 0.5
     zero = xp.zeros_like(log_ratio)
     u = xp.where(near, log_ratio, zero)

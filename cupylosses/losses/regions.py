@@ -1,4 +1,4 @@
-"""Losses of regions: the overlap of predicted and true regions, and its sums with losses of every voxel."""
+"""Region losses: the overlap of predicted and true regions, alone or added to a loss of every voxel."""
 
 from cupylosses.definition.base import Flag, Operand, Parameter
 from cupylosses.engines.regions.definition import define_regions
@@ -21,7 +21,7 @@ _CONVENTION = (
     "At the bound `floor` the denominator follows the operands; a base of 0 under an exponent below 1 has gradient 0."
 )
 
-#: Settings by library, in this formula's normalisation; constants that they write beside 2 I are halved.
+#: Settings by library, in the normalisation of this formula: constants that a library adds to 2 I are halved.
 _MONAI = {"absent": "keep", "smooth_nr": 5e-6, "smooth_dr": 5e-6}
 _SMP = {"absent": "zero", "pool": "batch", "overlap": "min", "floor": 1e-7, "mean_of_weights": True}
 _NNUNET = {
@@ -161,7 +161,7 @@ generalized_dice_loss = define_regions(
     "learning loss function for highly unbalanced segmentations, DLMIA 2017",
 )
 
-#: The formulas of single logits, which these losses of voxels are.
+#: Reference formulas of the losses of single logits, which serve as losses of voxels.
 _BINARY = {
     name: x.reference
     for name, x in {"cross_entropy": binary_cross_entropy_with_logits, "focal": sigmoid_focal_loss}.items()

@@ -49,8 +49,8 @@ def _smooth_l1_reference(xp, input, target, beta):
     d = xp.abs(difference)
     if beta == 0:
         return d
-    # Each branch gets its own elements only: the square of a large d, not chosen, would still make the gradient NaN.
-    # That of d in place of the difference would have no second derivative at 0.
+    # Each branch sees only its own elements: the square of a large d would make the gradient NaN even where it is not
+    # chosen. The square is taken of the difference, because that of d would have no second derivative at 0.
     small = xp.where(d < beta, difference, xp.zeros_like(d))
     return xp.where(d < beta, 0.5 * small * (small / beta), d - 0.5 * beta)
 

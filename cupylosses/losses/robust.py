@@ -12,7 +12,7 @@ _SCALE = Parameter(
     "scale", 1.0, "Scale of the residual, around which differences become outliers.", minimum=0.0, exclusive=True
 )
 
-#: A multiplication in place of a division: a kernel then divides once per thread.
+#: Multiplication by the reciprocal instead of a division: a kernel then divides once per thread.
 _SHARPNESS = {"sharpness": "1 / scale"}
 
 #: Above this residual, 1 + r^2 rounds to r^2, whose square may overflow.
@@ -20,8 +20,8 @@ _LARGE = 2.0**60
 
 
 def _residual(xp, input, target, scale):
-    # The residual, a mask of the large ones, and the residual with 1 in their place: the inf or NaN that a formula
-    # makes of a large residual would reach the gradient even where the formula is not chosen.
+    # Returns the residual, a mask of the large residuals, and the residual with 1 instead of large ones: the inf or NaN
+    # that a formula makes of a large residual would reach the gradient even where the formula is not chosen.
     r = (input - target) * (1 / scale)
     large = xp.abs(r) > _LARGE
     return r, large, xp.where(large, xp.ones_like(r), r)
@@ -98,7 +98,8 @@ cauchy_loss = define(
 
 def _welsch_reference(xp, input, target, scale):
     _, large, r1 = _residual(xp, input, target, scale)
-    # Equal in exact arithmetic, but torch's derivative of the first cancels where the value is close to 1.
+    # The two forms are equal in exact arithmetic, but torch's derivative of the first cancels where the value is close
+    # to 1.
     z = 0.5 * r1 * r1
     return xp.where(large, xp.ones_like(z), xp.where(z < 1, -xp.expm1(-z), 1 - xp.exp(-z)))
 
@@ -123,7 +124,8 @@ welsch_loss = define(
 def _geman_mcclure_reference(xp, input, target, scale):
     r, large, r1 = _residual(xp, input, target, scale)
     far = xp.where(large, r, xp.ones_like(r))
-    # Equal in exact arithmetic, but the derivative of the first cancels for large residuals, and the second for small.
+    # The two forms are equal in exact arithmetic, but the derivative of the first cancels for large residuals, and that
+    # of the second for small ones.
     near = xp.abs(r1) < 2
     value = xp.where(near, 2 * r1 * r1 / (r1 * r1 + 4), 2 - 8 / (r1 * r1 + 4))
     return xp.where(large, 2 - 8 / far / far, value)
@@ -225,7 +227,7 @@ def _log1p_ratio(u):
 
 
 def _robust_series(z, b, sign):
-    # The binomial series, where it converges fast: the derivatives of all other formulas cancel there.
+    # The binomial series, used where it converges fast: the derivatives of all other formulas cancel there.
     term, total = 1.0, 1.0
     for k in range(1, 29):
         term = term * (0.5 * sign * z - (k - 1) * (z / b)) / k
@@ -234,10 +236,10 @@ def _robust_series(z, b, sign):
 
 
 def _robust_power(xp, alpha, b, sign, log, product, times_z):
-    # In terms of log = log(1 + z / b) and product = b log, because z may overflow; times_z(x, there) is z e^x where
-    # there.
+    # Written in terms of log = log(1 + z / b) and product = b log, because z may overflow. times_z(x, there) returns
+    # z e^x at the elements of the mask `there`.
     power = 0.5 * sign * product
-    exponent = log + power  # which is alpha / 2 log
+    exponent = log + power  # equals (alpha / 2) log
     near_two = b < 0.5
     small = ~near_two & (xp.abs(exponent) < 2)
     one = xp.ones_like(log)
@@ -270,7 +272,7 @@ def _general_reference(xp, input, target, alpha, scale):
     usual = usual & ~over
 
     def choose(value, region, formula):
-        # Each formula gets the elements of its own region, and 1 elsewhere.
+        # Each formula sees the elements of its own region, and 1 elsewhere.
         x, a, c = (xp.where(region, y, one) for y in (d, alpha, scale))
         return xp.where(region, formula(x, x / c, a, xp.abs(a - 2), xp.where(a > 2, one, -one), c), value)
 
@@ -290,7 +292,7 @@ def _general_reference(xp, input, target, alpha, scale):
         u = r * r / b
         small = u < 0.5
         ratio, large = _log1p_ratio(xp.where(small, u, one)), xp.log1p(xp.where(small, one, u))
-        # Each as a product with its leading factor, because their derivatives cancel otherwise.
+        # Each is written as a product with its leading factor; otherwise its derivatives would cancel.
         log, product = xp.where(small, u * ratio, large), xp.where(small, r * r * ratio, b * large)
         return _robust_power(xp, a, b, sign, log, product, lambda p, _: r * r * xp.exp(p))
 

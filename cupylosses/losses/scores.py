@@ -1,4 +1,4 @@
-"""Losses of rows of scores, of which labels are to exceed all other classes by a margin."""
+"""Margin losses of rows of scores: the labels should exceed all other classes by a margin."""
 
 from cupylosses.definition.base import Flag, Operand, Parameter
 from cupylosses.engines.row_margin.definition import define_margin

@@ -1,4 +1,4 @@
-"""Losses of sequences that are not aligned."""
+"""Connectionist temporal classification (CTC): losses and functions of sequences that are not aligned."""
 
 from cupylosses.definition.base import Operand
 from cupylosses.engines.sequence.alignment import define_alignment

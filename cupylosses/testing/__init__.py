@@ -1,4 +1,4 @@
-"""Tools for tests and scripts, including users' own tests of their losses. The library itself imports none of them.
+"""Tools for tests and scripts, including users' tests of their own losses. The library itself imports none of them.
 
 With ``CUPYLOSSES_HOST=1`` in the environment, importing this package makes CPU tensors run the kernels for the rest of
 the program (:mod:`cupylosses.testing.host`).

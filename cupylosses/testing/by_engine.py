@@ -1,4 +1,4 @@
-"""Classes of which every engine has its own, found by the definition that they are made for."""
+"""Abstract classes with one subclass per engine, which is selected by the definition that an instance is made for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Kind = TypeVar("_Kind", bound="ByEngine")
 
 
 class ByEngine:
-    """Base of abstract classes of which each engine has one subclass; calling the abstract class makes one of that.
+    """Base of abstract classes with one subclass per engine; calling the abstract class creates the right subclass.
 
-    ``class Check(ByEngine, modules="cupylosses.testing.{}.check")`` says where the subclasses stand, by the name of the
-    engine; the module is imported when a definition of that engine first asks for it. A subclass registers itself as
-    that of its ``Definition``, the class of definitions that the engine has.
+    ``class Check(ByEngine, modules="cupylosses.testing.{}.check")`` names the modules of the subclasses by the name of
+    the engine. A module is imported when a definition of its engine first needs it. A subclass registers itself for its
+    ``Definition``, the class of the engine's definitions.
     """
 
     Definition: ClassVar[type[Definition]]
@@ -35,7 +35,7 @@ class ByEngine:
 
     @classmethod
     def of(cls: type[_Kind], loss: Definition) -> type[_Kind]:
-        """The subclass for a definition."""
+        """Returns the subclass for a definition."""
         kind = loss.engine.Definition
         if kind not in cls._classes:
             import_module(cls._modules.format(loss.engine.name))
@@ -43,5 +43,5 @@ class ByEngine:
 
     @classmethod
     def classes(cls: type[_Kind]) -> list[type[_Kind]]:
-        """The subclasses of all engines that the library has losses of."""
+        """Returns the subclasses of all engines that the library has losses of."""
         return list(dict.fromkeys(cls.of(loss) for loss in registry().values()))

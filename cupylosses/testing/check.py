@@ -1,7 +1,7 @@
-"""One check: a loss on random operands in some layout, compared with the truth and with torch.
+"""Checks: a loss on random operands in some layout, compared with the truth and with torch.
 
-A check is a plain value (:class:`Check`), so that tests, comparisons and messages name it alike. Each engine has its
-own subclass, which knows the operands, the layouts, the truth and torch's twin of its losses; the rest is here.
+A check is a plain value (:class:`Check`), so that tests, comparisons and messages name it alike. Each engine has a
+subclass, which provides operands, layouts, truth and torch's twin of its losses. This module has everything else.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-#: In place of a layout: all edges of the domains, contiguous.
+#: Name used instead of a layout for all edges of the domains, stored contiguously.
 EDGES = "edges"
-#: In place of a layout: a shape that the user requested.
+#: Name used instead of a layout for a shape that the user requested.
 GIVEN = "given"
 
-#: The upstream gradients of a reduced loss: the one that forward expects, and another one.
+#: Upstream gradients of a reduced loss: the one that forward expects, and another one.
 GRAD_OUTPUTS = (1.0, -1.75)
 
-#: Below this many elements, the truth is computed on the CPU, whose float64 arithmetic is the same everywhere.
+#: Number of elements below which the truth is computed on the CPU, whose float64 arithmetic is the same everywhere.
 TRUTH_ON_CPU = 1 << 22
 
 
 @dataclass(frozen=True)
 class Result:
-    """The results of a call: the value, and a gradient for each operand that required one."""
+    """Results of a call: the value, and a gradient for each operand that required one."""
 
     value: Tensor
     gradients: tuple[Tensor | None, ...]
 
     def to(self, device: str) -> Result:
-        """A copy on another device."""
+        """Returns a copy on another device."""
         return Result(self.value.to(device), tuple(None if g is None else g.to(device) for g in self.gradients))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a check: comparisons of value and gradients, other problems, and the name of torch's way."""
+    """Outcome of a check: comparisons of value and gradients, problems, and the function of torch that was compared."""
 
     value: Comparison | None
     gradients: tuple[Comparison, ...]
@@ -64,11 +64,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check(ByEngine, ABC, modules="cupylosses.testing.{}.check"):
-    """A loss with parameters, dtypes, reduction and layout; ``Check(loss, ...)`` makes that of the loss's engine.
+    """Check of a loss with given parameters, dtypes, reduction and layout.
 
-    ``case`` has the arguments that differ from their defaults. ``dtypes`` has one entry for all operands, or one for
-    each; the last entry serves the remaining operands. ``function`` is a function that claims to be the loss, in place
-    of the library's.
+    ``Check(loss, ...)`` creates an instance of the subclass of the loss's engine. ``case`` has the arguments that
+    differ from their defaults. ``dtypes`` has one entry per operand; the last entry applies to all remaining operands.
+    ``function``, if given, is tested instead of the library's function of the loss.
     """
 
     loss: Definition
@@ -82,7 +82,7 @@ class Check(ByEngine, ABC, modules="cupylosses.testing.{}.check"):
 
     #: True if the bits of a gradient depend on the upstream gradient of earlier calls.
     rescales: ClassVar[bool] = False
-    #: True if the loss multiplies matrices, by cuBLAS on a GPU.
+    #: True if the loss multiplies matrices, with cuBLAS on a GPU.
     multiplies: ClassVar[bool] = False
 
     # Supplied by the engine's check
@@ -90,7 +90,7 @@ class Check(ByEngine, ABC, modules="cupylosses.testing.{}.check"):
     @property
     @abstractmethod
     def possible(self) -> bool:
-        """True if the loss takes these dtypes and arguments, and some shape has this layout."""
+        """True if the loss accepts these dtypes and arguments, and some shape has this layout."""
 
     @property
     @abstractmethod
@@ -100,29 +100,29 @@ class Check(ByEngine, ABC, modules="cupylosses.testing.{}.check"):
     @property
     @abstractmethod
     def gradients_of(self) -> tuple[bool, ...]:
-        """For each operand, True if it requires grad."""
+        """True for each operand that requires grad."""
 
     @abstractmethod
     def small(self, layout: str | None = None) -> Check:
-        """A copy on a small shape, in another layout if one is named."""
+        """Returns a copy with a small shape, in another layout if one is named."""
 
     @abstractmethod
     def operands(self) -> list[Tensor]:
-        """The operands, in their layout, on the device."""
+        """Returns the operands, in their layout, on the device."""
 
     @abstractmethod
     def torch(self) -> list[Callable[..., Tensor]]:
-        """torch's ways to compute this loss, the preferred one first."""
+        """Returns torch's ways to compute this loss, the preferred one first."""
 
     @abstractmethod
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
-        """The expected shape and dtype of the value."""
+        """Returns the expected shape and dtype of the value."""
 
     @abstractmethod
     def truth(self, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
-        """Value and gradients in float64, computed on the device ``where``."""
+        """Computes value and gradients in float64 on the device ``where``."""
 
-    # Replaced where an engine differs
+    # Overridden by engines that differ
 
     @property
     def has_truth(self) -> bool:
@@ -136,16 +136,16 @@ class Check(ByEngine, ABC, modules="cupylosses.testing.{}.check"):
 
     @property
     def title(self) -> str:
-        """The name of the loss, and of its modification."""
+        """Name of the loss, with its modification."""
         return self.loss.name
 
     @property
     def case_words(self) -> str:
-        """The case, as printed in tables."""
+        """Case as text for tables."""
         return " ".join(f"{k}={v}" for k, v in self.case.items())
 
     def biases(self, operands: Sequence[Tensor]) -> Sequence[float | None]:
-        """The error that the gradient of each operand may have beyond the table."""
+        """Returns, for each operand, the bias of its gradient that overrides the table's; None for the table's."""
         return [None] * len(operands)
 
     def reduces(self, operands: Sequence[Tensor]) -> bool:
@@ -156,35 +156,36 @@ class Check(ByEngine, ABC, modules="cupylosses.testing.{}.check"):
 
     @property
     def id(self) -> str:
-        """The check as text, for test names and messages."""
+        """Check as text, for test names and messages."""
         return "-".join((self.title, *self.words))
 
     @property
     def words(self) -> tuple[str, str, str, str, str]:
-        """Case, dtypes, reduction, layout and the operands that require grad, as printed in tables."""
+        """Case, dtypes, reduction, layout and the operands that require grad, as text for tables."""
         names = [x.name for x, w in zip(self.loss.operands, self.gradients_of, strict=False) if w]
         wanted = "all" if len(names) == len(self.loss.operands) else "+".join(names) or "none"
         return self.case_words or "defaults", "+".join(self.dtypes), self.reduction, self.layout, wanted
 
     @property
     def has_edges(self) -> bool:
-        """True if the operands have edges, at which some of torch's losses assert."""
+        """True if the operands include edges of their domains, at which some of torch's losses assert."""
         return self.layout == EDGES
 
     def ours(self) -> Callable[..., Tensor]:
-        """The function under test with these arguments, as a function of the operands in their order."""
+        """Returns the function under test with these arguments, as a function of the operands in their order."""
         return _with_names(self.function or function_for(self.loss), self.names, self.options)
 
     def upstream(self, operands: Sequence[Tensor]) -> list[Any]:
-        """The upstream gradients to try: numbers for a reduced loss, one random tensor otherwise."""
+        """Returns the upstream gradients to try: numbers for a reduced loss, one random tensor otherwise."""
         if self.reduces(operands):
             return list(GRAD_OUTPUTS)
         return [drawn_upstream(*self.result(operands), self.device, self.seed)]
 
 
 def drawn_upstream(shape: Sequence[int], kind: dtype, device: str, seed: int) -> Tensor:
-    """A random upstream gradient in the dtype ``kind``, at least 1/4 in absolute value: a gradient times 0 proves
-    nothing.
+    """Returns a random upstream gradient in the dtype ``kind``.
+
+    Its elements are at least 1/4 in absolute value, since a gradient times 0 proves nothing.
     """
     import torch
 
@@ -193,8 +194,9 @@ def drawn_upstream(shape: Sequence[int], kind: dtype, device: str, seed: int) ->
 
 
 def function_for(loss: Definition) -> Callable[..., Any]:
-    """The function of a loss, or of the loss that a modified one was made of: the public one, or a new one for a user's
-    loss.
+    """Returns the public function of a loss, or a new function for a user's loss.
+
+    A modified loss has the function of its base.
     """
     own = getattr(loss, "base", None) or loss
     public = registry().get(own.name) is own
@@ -208,14 +210,15 @@ def bind(
     reduction: str,
     dim: tuple[int, ...] | None = None,
 ) -> Callable[..., Tensor]:
-    """Turns the public function of a loss into a function of a modified loss's operands, in their order."""
+    """Turns the public function of a loss into a function of the operands of a modified loss, in their order."""
     options = dict(values) | {"reduction": reduction} | ({} if dim is None else {"dim": dim})
     return _with_names(function, [x.name for x in loss.operands], options)
 
 
 def by_position(loss: Definition) -> Callable[..., Tensor]:
-    """The public function of a loss with all operands positional, in their order: torch's signature has
-    others between.
+    """Returns the public function of a loss with all operands positional, in their order.
+
+    torch's signature has other arguments between them.
     """
     function, names = getattr(functional, loss.name), [x.name for x in loss.operands]
 
@@ -235,7 +238,7 @@ def _with_names(
 def run(
     function: Callable[..., Tensor], operands: Sequence[Tensor], wanted: Sequence[bool], grad_output: Any
 ) -> Result:
-    """Runs forward, and backward to the wanted operands; with none, forward alone, outside of any graph.
+    """Runs forward, and backward with respect to the wanted operands; forward only, without a graph, if there are none.
 
     Integers are never differentiated.
     """
@@ -253,9 +256,9 @@ def run(
 def run_torch(
     check: Check, operands: Sequence[Tensor], grad_output: Any
 ) -> tuple[Callable[..., Tensor] | None, Result | None]:
-    """The first of torch's ways that does not fail, and its result.
+    """Returns the first of torch's ways that does not fail, and its result.
 
-    torch's own functions lack some dtypes and combinations of dtypes, some do not broadcast, and some check values.
+    torch's own functions reject some dtypes and combinations of dtypes, some do not broadcast, and some check values.
     """
     for function in check.torch():
         try:
@@ -266,7 +269,7 @@ def run_torch(
 
 
 def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
-    """Runs a check: compares the library with the truth and torch, for every upstream gradient."""
+    """Runs a check: compares the library with the truth and with torch, for each upstream gradient."""
     import torch
 
     operands = check.operands() if operands is None else operands
@@ -280,7 +283,7 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
     for grad_output in upstream:
         # Gradients are linear in the upstream gradient.
         factor = 1.0 if grad_output is upstream[0] else grad_output / upstream[0]
-        # Not on a GPU if torch's loss might assert: an assertion there ends all work on the device.
+        # On the CPU if torch's loss might assert: on a GPU, an assertion ends all work on the device.
         safe = [x.cpu() for x in operands] if check.has_edges else operands
         upstream_of = grad_output.to(safe[0].device) if isinstance(grad_output, torch.Tensor) else grad_output
         eager_call, theirs = run_torch(check, safe, upstream_of)
@@ -303,9 +306,9 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
 def judge(
     ours: Result, expected: Truth, theirs: Result | None, biases: Sequence[float | None], factor: float
 ) -> tuple[Comparison, list[Comparison]]:
-    """Compares the value and every gradient with the truth, beside torch's result; ``biases`` as in `compare`.
+    """Compares the value and each gradient with the truth, next to torch's result.
 
-    ``factor`` is the upstream gradient divided by that of the truth.
+    ``biases`` are as in `compare`; ``factor`` is the upstream gradient divided by that of the truth.
     """
     value = compare(ours.value, expected.value, None if theirs is None else theirs.value)
     gradients = []
@@ -317,7 +320,7 @@ def judge(
 
 
 def _form(check: Check, operands: Sequence[Tensor], result: Result) -> list[str]:
-    """Problems with shapes, dtypes and devices."""
+    """Returns problems with shapes, dtypes and devices."""
     problems = _differences("value", result.value, *check.result(operands), operands[0])
     for name, x, w, gradient in zip(check.names, operands, check.gradients_of, result.gradients, strict=True):
         if w and gradient is not None:
@@ -337,7 +340,7 @@ def _differences(what: str, x: Tensor, shape: Sequence[int], kind: Any, like: Te
 
 
 def _output_bytes(check: Check, operands: Sequence[Tensor]) -> list[int]:
-    """Bytes of the allocations of a call: the value and the gradients."""
+    """Returns the sizes in bytes of the allocations of a call: the value and the gradients."""
     shape, kind = check.result(operands)
     value = prod(shape) * kind.itemsize
     return [value, *(x.numel() * x.element_size() for x, w in zip(operands, check.gradients_of, strict=True) if w)]

@@ -1,4 +1,4 @@
-"""Counts of kernels and the processor time behind them, for a report at the end of a run."""
+"""Counts of kernels and their processor time, for a report at the end of a run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 @dataclass
 class Counters:
-    """Counts of this process, and of the processes added to it."""
+    """Counts of this process and of the processes added to it."""
 
-    kernels: int = 0  #: different kernels that each process executed
-    compiled: int = 0  #: kernels and runtimes that the cache lacked
+    kernels: int = 0  #: distinct kernels executed, per process
+    compiled: int = 0  #: kernels and runtimes that were not cached
     launches: int = 0
     #: Processor time, summed over threads.
     compiling: float = 0.0  #: of the host's compiler
     nvrtc: float = 0.0
-    launching: float = 0.0  #: of kernels that the host executed
-    #: Requested kernels by content, from a compiler or a cache: independent of the caches, and each once.
+    launching: float = 0.0  #: of kernels executed on the host
+    #: Requested kernels by content, each once, whether compiled or cached.
     host_kernels: set[str] = field(default_factory=set)
     nvrtc_kernels: set[str] = field(default_factory=set)
 

@@ -1,4 +1,4 @@
-"""torch's own arithmetic, as far as it is the same for the losses of all engines."""
+"""Facts about torch's own arithmetic that the losses of all engines share."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-#: torch's way to compute a loss: takes the operands.
+#: Function of the operands that computes a loss by torch's own operations.
 Call = Callable[..., "Tensor"]
 
 
 def promoted(operands: Sequence[Tensor]) -> dtype:
-    """The dtype of torch's arithmetic on all operands, found by adding stand-ins.
+    """Returns the dtype of torch's arithmetic on all operands, found by adding stand-ins.
 
-    A stand-in has no dimensions if the operand has none: torch's promotion gives such operands less weight.
+    A stand-in has no dimensions if its operand has none: torch's promotion gives such operands less weight.
     """
     import torch
 

@@ -1,10 +1,10 @@
-"""Named memory layouts: the shapes and storage of operands for a loss of a given shape, and the plan that follows.
+"""Named memory layouts: the shapes and storage of operands for a loss of a given shape, and the resulting plan.
 
-A layout gives the shapes of the operands for a wanted shape of the loss, and the storage of each. Memory around and
-between the elements of a view holds NaN, so that a kernel that reads beside it is noticed.
+A layout determines the shape and the storage of each operand from the shape of the loss. Memory around and between the
+elements of a view holds NaN, so that kernels that read outside the view are noticed.
 
-``kind`` is the layout that the pointwise engine chooses for the value; ``vector`` is True if a thread takes several
-neighbouring elements at once. They hold for :data:`SHAPE`, whose sizes are not multiples of any vector, warp or chunk.
+``kind`` is the layout that the pointwise engine chooses for the value; ``vector`` is True if a thread processes several
+adjacent elements at once. Both apply to :data:`SHAPE`, whose sizes are not multiples of any vector, warp or chunk.
 Names that end in ``_aligned`` round the last size up to a multiple of the widest vector.
 """
 
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 SHAPE: Shape = (67, 129)
 
-#: Elements of the widest vector.
+#: Number of elements of the widest vector.
 WIDEST = 8
 
 
@@ -39,9 +39,10 @@ def _same(shape: Shape, operands: int) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Layout:
-    """``shapes(shape, operands)`` are the shapes to sample; ``store(x, position, shape)`` puts an operand in memory.
+    """Named memory layout.
 
-    ``rank`` is the lowest rank of a shape for which the layout is meaningful.
+    ``shapes(shape, operands)`` returns the shapes to sample; ``store(x, position, shape)`` puts an operand in memory.
+    ``reaches`` describes what the layout tests. ``rank`` is the lowest rank of a shape for which it is meaningful.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Layout:
     rank: int = 0
 
     def shapes_of(self, loss: Loss, shape: Shape) -> list[Shape]:
-        """The shapes of the operands of a loss. An operand that may have one value per row keeps all dimensions."""
+        """Returns the shapes of the operands of a loss; an operand with one value per row keeps all dimensions."""
         found = self.shapes(shape, len(loss.operands))
         rank = max(map(len, found))
         return [
@@ -62,7 +63,7 @@ class Layout:
         ]
 
     def place(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Operands of the sampled shapes, stored in this layout."""
+        """Stores operands of the sampled shapes in this layout."""
         shape = numpy.broadcast_shapes(*(tuple(x.shape) for x in operands))
         return [self.store(x, position, shape) for position, x in enumerate(operands)]
 
@@ -72,7 +73,7 @@ class Layout:
 
 
 def _surrounded(x: Tensor, shape: Sequence[int], view: Callable[[Tensor], Tensor]) -> Tensor:
-    """``x`` copied into a view of a larger buffer, whose other elements are NaN."""
+    """Copies ``x`` into a view of a larger buffer whose other elements are NaN."""
     buffer = x.new_full(tuple(shape), float("nan") if x.is_floating_point() else 1)
     return view(buffer).copy_(x)
 
@@ -106,14 +107,14 @@ def _expanded(x: Tensor, position: int, shape: Shape) -> Tensor:
 
 
 def _unmergeable(x: Tensor, position: int = 0, shape: Shape = ()) -> Tensor:
-    """Dimensions in the order (..., 2, 0, 3, 1) and with a gap in each, so that no two of them merge."""
+    """Stores dimensions in the order (..., 2, 0, 3, 1), with a gap in each, so that no two of them merge."""
     order = (*range(1, x.dim(), 2), *range(0, x.dim(), 2))
     back = tuple(order.index(d) for d in range(x.dim()))
     return _sliced(x.permute(order)).permute(back)
 
 
 def _others(store: Callable[..., Tensor]) -> Callable[[Tensor, int, Shape], Tensor]:
-    """Stores the first operand as it is, and the others by ``store``."""
+    """Returns a function that keeps the first operand as it is, and stores the others by ``store``."""
     return lambda x, position, shape: store(x, position, shape) if position else x
 
 
@@ -128,7 +129,7 @@ def _aligned(shape: Shape) -> Shape:
 def _first_and(
     rest: Callable[[Shape], Shape], first: Callable[[Shape], Shape] = lambda shape: shape
 ) -> Callable[[Shape, int], list[Shape]]:
-    """Shapes: ``first`` of the wanted shape for the first operand, and ``rest`` of it for the others."""
+    """Returns a function of shapes: the first operand has ``first`` of the wanted shape, the others ``rest`` of it."""
     return lambda shape, operands: [first(shape), *[rest(shape)] * (operands - 1)]
 
 

@@ -1,19 +1,19 @@
-"""Poison: fills the memory of the next allocations with NaN, so that elements that no kernel writes show."""
+"""Poisoned memory: the next allocations hold NaN, so that elements that no kernel writes are noticed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-#: Two such bytes are a NaN in float16 and bfloat16, four in float32, eight in float64.
+#: Byte of which two are a NaN in float16 and bfloat16, four in float32, and eight in float64.
 NAN_BYTE = 0xFF
 
 
 def poison(sizes: Sequence[int], device: str, library: str = "torch") -> None:
-    """Fills blocks of these sizes, in bytes, with NaN and frees them; without a GPU it does nothing.
+    """Fills blocks of these sizes, in bytes, with NaN and frees them; does nothing without a GPU.
 
-    Caching allocators reuse a block of the requested size, on the same stream and without clearing it, before they ask
-    for new memory. All blocks live at once, so each output gets one.
+    Before caching allocators request new memory, they reuse a freed block of the same size on the same stream, without
+    clearing it. All blocks exist at once, so each output gets one.
     """
     if not device.startswith("cuda"):
         return

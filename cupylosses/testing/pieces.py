@@ -1,4 +1,4 @@
-"""Cuts large index spaces into pieces, so that float64 copies and temporaries of a huge loss fit beside it."""
+"""Division of large index spaces into pieces, so that float64 copies and temporaries of a huge loss fit in memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-#: Elements to process at a time.
+#: Number of elements to process at a time.
 LIMIT = 1 << 24
 
 
 def pieces(shape: Sequence[int], limit: int = LIMIT) -> Iterator[tuple[slice, ...]]:
-    """Indices that cut ``shape`` along its longest dimension into parts of about ``limit`` elements."""
+    """Yields indices that cut ``shape`` along its longest dimension into parts of about ``limit`` elements."""
     everything = (slice(None),) * len(shape)
     elements = prod(shape)
     if elements <= limit:
@@ -27,6 +27,6 @@ def pieces(shape: Sequence[int], limit: int = LIMIT) -> Iterator[tuple[slice, ..
 
 
 def part(x: torch.Tensor, index: Sequence[slice]) -> torch.Tensor:
-    """The part of ``x``, which broadcasts to the indexed shape, that belongs to a piece."""
+    """Returns the part of ``x`` that belongs to a piece; ``x`` broadcasts to the indexed shape."""
     index = index[len(index) - x.dim() :]
     return x[tuple(slice(None) if size == 1 else i for size, i in zip(x.shape, index, strict=True))]

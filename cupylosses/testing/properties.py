@@ -1,8 +1,8 @@
-"""Properties that every loss must have. Each function checks one and raises AssertionError if it does not hold.
+"""Properties that every loss must have. Each function checks one property and raises AssertionError if it fails.
 
-Each takes the function under test and the definition to compare it with, so a test can pass a function that is wrong on
-purpose and see the property fail; a property that no wrong function violates would prove nothing. Those of this file
-take a loss of any engine; those of element-wise losses alone come from ``pointwise/properties.py``.
+Each takes the function under test and the definition to compare it with. So a test can pass a deliberately wrong
+function and see the property fail: a property that no wrong function violates would prove nothing. The properties of
+this file apply to losses of any engine; those of element-wise losses come from ``pointwise/properties.py``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Function = Callable[..., "Tensor"]
 
 
 def agrees_with_truth(function: Function, loss: Definition, **setting: Any) -> None:
-    """Value, gradients, shapes, dtypes and devices match the float64 truth; settings are the fields of Check."""
+    """Value, gradients, shapes, dtypes and devices match the float64 truth; ``setting`` are fields of Check."""
     outcome = perform(Check(loss, function=function, **setting))
     require(outcome.ok, "\n".join(outcome.problems))
 
@@ -69,7 +69,7 @@ def _check(
     device: str,
     shape: tuple[int, ...] | None = None,
 ) -> Check:
-    """A check of small operands, unless a shape is given."""
+    """Returns a check of small operands, unless a shape is given."""
     found = Check(loss, case or {}, (dtype,), reduction, device=device, function=function).small(layout)
     return found if shape is None else replace(found, shape=shape)
 
@@ -79,7 +79,7 @@ def _check(
 
 
 def upstream_gradients(x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Upstream gradients for values like ``x``, of one or two dimensions, in every kind of storage."""
+    """Yields upstream gradients for values like ``x``, of one or two dimensions, in every kind of storage."""
     import torch
 
     generator = torch.Generator().manual_seed(7)
@@ -88,7 +88,7 @@ def upstream_gradients(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         # At least 1/4: a gradient times 0 proves nothing.
         return (torch.rand(shape, generator=generator) * 2 + 0.25).to(x.device, x.dtype)
 
-    if x.dim() == 1:  # For a loss whose elements are means of rows.
+    if x.dim() == 1:  # A loss whose elements are means of rows.
         yield "contiguous", draw(len(x))
         yield "strided", draw(2 * len(x))[::2]
         yield "misaligned", draw(len(x) + 1)[1:]
@@ -113,7 +113,7 @@ def reads_any_upstream_gradient(
     layout: str | None = None,
     device: str = "cpu",
 ) -> None:
-    """With reduction "none" the upstream gradient may be stored in any way: only its elements count."""
+    """With reduction "none", the upstream gradient may have any strides: only its elements count."""
     check = _check(function, loss, case, dtype, "none", layout, device)
     operands, call, wanted = check.operands(), check.ours(), check.gradients_of
     for name, grad_output in upstream_gradients(call(*operands)):
@@ -137,7 +137,7 @@ def differentiates_operands_alone_and_together(
     layout: str | None = None,
     device: str = "cpu",
 ) -> None:
-    """Value and gradients have the same bits for every choice of operands that require grad."""
+    """Value and gradients have the same bits whichever operands require grad."""
     check = _check(function, loss, case, dtype, reduction, layout, device)
     operands, call = check.operands(), check.ours()
     together = run(call, operands, check.gradients_of, -1.5)
@@ -153,7 +153,7 @@ def differentiates_operands_alone_and_together(
                 )
 
 
-#: A sequence of upstream gradients: as expected, a lasting surprise, zeros of both signs, an overflow.
+#: A sequence of upstream gradients: the expected one, a lasting change, zeros of both signs, NaN and infinity.
 UPSTREAM = (1.0, 1.0, -3.0, -3.0, 0.0, -0.0, float("nan"), float("inf"), 1.0)
 
 
@@ -167,7 +167,7 @@ def writes_one_gradient_in_one_pass_or_two(
     device: str = "cpu",
     shape: tuple[int, ...] | None = None,
 ) -> None:
-    """The gradient is that of two passes, whatever forward expected, and in repeated backward passes."""
+    """The gradient has the bits of a two-pass gradient, whatever forward expected, also in repeated backward passes."""
     import torch
 
     check = _check(function, loss, case, dtype, reduction, layout, device, shape)
@@ -183,7 +183,7 @@ def writes_one_gradient_in_one_pass_or_two(
         for name, a, b in zip(leaves, found, expected[str(grad_output)], strict=True):
             require(same_bits(a, b), f"gradient of {name}, {what}, grad_output {grad_output}: other bits")
 
-    # All of them beforehand: the next forward pass learns from every backward pass.
+    # All expected gradients are computed beforehand: each backward pass changes what the next forward pass expects.
     with options.set_one_pass(False):
         expected = {str(g): gradients(call(*operands), g) for g in UPSTREAM}
     gradients(call(*operands), UPSTREAM[0])
@@ -194,7 +194,7 @@ def writes_one_gradient_in_one_pass_or_two(
         for x in first:
             x.fill_(float("nan"))
         require_same("second backward", gradients(value, grad_output), grad_output)
-    # Two graphs at once, and between their forward passes a backward that changes the expectation.
+    # Two graphs exist at once, and a backward between their forward passes changes the expectation.
     one = call(*operands)
     gradients(call(*operands), -3.0)
     other = call(*operands)
@@ -217,7 +217,7 @@ def repeats_bit_by_bit(
     shape: tuple[int, ...] | None = None,
     times: int = 3,
 ) -> None:
-    """A repeated call, also without gradients, gives the same bits and does not modify its operands."""
+    """A repeated call, also without gradients, returns the same bits and does not modify its operands."""
     check = _check(function, loss, case, dtype, reduction, layout, device, shape)
     operands, call = check.operands(), check.ours()
     before = [x.clone() for x in operands]

@@ -1,7 +1,7 @@
-"""Operands for tests: random ones from the declared domains, and the points where losses go wrong.
+"""Operands for tests: random numbers from the declared domains, and the edge cases of losses.
 
 Numbers are drawn in float64 from a seed and rounded once to the operand's dtype. The truth reads the rounded numbers,
-so it sees exactly what a kernel sees.
+so it has exactly the inputs of a kernel.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from cupylosses.engines.pointwise.definition import Loss
 if TYPE_CHECKING:
     from torch import Generator, Tensor, dtype
 
-#: Standard deviation of real operands: enough for both branches of losses that switch at a distance of about 1.
+#: Standard deviation of real operands: large enough for both branches of losses that switch at a distance of about 1.
 SPREAD = 2.0
 
-#: Below this number, elements are drawn on the CPU, so that a test has the same numbers on every device.
+#: Number of elements below which they are drawn on the CPU, so that a test has the same numbers on every device.
 DRAWN_ON_DEVICE = 1 << 20
 
 
@@ -31,15 +31,15 @@ def operands(
     device: str = "cpu",
     seed: int = 0,
 ) -> list[Tensor]:
-    """One contiguous random tensor per operand.
+    """Returns one contiguous random tensor per operand.
 
     Args:
         loss: The definition, whose operands declare their domains.
-        values: Every parameter and flag by name: flags may decide a domain.
-        dtypes: A dtype per operand, floating or, if the definition takes them, integer.
-        shapes: A shape per operand.
+        values: All parameters and flags by name; flags may decide a domain.
+        dtypes: One dtype per operand: floating-point or, if the definition accepts them, integer.
+        shapes: One shape per operand.
         device: The device of the tensors.
-        seed: Equal seeds give equal numbers.
+        seed: Equal seeds draw equal numbers.
     """
     import torch
 
@@ -56,7 +56,7 @@ def _sample(domain: str, shape: Sequence[int], kind: dtype, generator: Generator
 
     wide = torch.float64 if kind == torch.float64 or prod(shape) < DRAWN_ON_DEVICE else torch.float32
     x = torch.randn(tuple(shape), generator=generator, dtype=wide, device=generator.device)
-    # An integer that is a probability is 0 or 1.
+    # A probability of integer dtype is 0 or 1.
     x = _DOMAINS["binary" if domain == "probability" and not kind.is_floating_point else domain](x)
     if not kind.is_floating_point:
         x = x.round() if kind.is_signed else x.round().abs()
@@ -64,7 +64,7 @@ def _sample(domain: str, shape: Sequence[int], kind: dtype, generator: Generator
 
 
 def _probability(x: Tensor) -> Tensor:
-    # A last dimension of one element has no distribution but 1; each element is then one of two outcomes.
+    # Over a last dimension of one element, the only distribution is 1. Each element is then one of two outcomes.
     return x.softmax(-1) if x.dim() and x.shape[-1] > 1 else x.sigmoid()
 
 
@@ -90,7 +90,7 @@ _DOMAINS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def edges(loss: Loss, values: Mapping[str, Any], dtypes: Sequence[str], device: str = "cpu") -> list[Tensor]:
-    """Every combination of the edges of the operands' domains, and the kinks with their neighbours on all sides."""
+    """Returns all combinations of the edges of the operands' domains, and the kinks with their neighbours."""
     import torch
 
     kinds = [getattr(torch, name) for name in dtypes]
@@ -103,10 +103,10 @@ def edges(loss: Loss, values: Mapping[str, Any], dtypes: Sequence[str], device: 
 
 
 def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
-    """Zeros, the smallest and large numbers, infinities that the domain has, and NaN.
+    """Yields zeros, the smallest numbers, large numbers, the infinities of the domain, and NaN.
 
-    Squares of the large numbers exceed their dtype and differences do not. For log-probabilities, -80 has an
-    exponential that is still normal in float32, and -10000 one that is 0 in every dtype.
+    Squares of the large numbers overflow their dtype, but differences do not. For log-probabilities, the exponential of
+    -80 is still normal in float32, and that of -10000 is 0 in every dtype.
     """
     import torch
 
@@ -128,11 +128,11 @@ def domain_edges(domain: str, kind: dtype) -> Iterator[float]:
 
 
 def neighbours(x: float, kind: dtype) -> tuple[float, ...]:
-    """The numbers of a dtype below, at and above ``x``, and two at a distance where a branch taken too early or too
-    late moves a gradient by more than rounding does. For an infinity only itself; for 0 the smallest normal numbers.
+    """Returns the numbers of a dtype below, at and above ``x``, and two more at a relative distance of 1/1024.
 
-    A GPU that flushes subnormal numbers sees no other neighbours of 0. Where they are kept, every product with them is
-    rounded by up to half of it, and the truth is no measure.
+    At that distance, a branch taken too early or too late moves a gradient by more than rounding does. An infinity has
+    no neighbours. The neighbours of 0 are the smallest normal numbers: a GPU that flushes subnormal numbers has no
+    others, and where they are kept, every product with them is rounded by up to half of it and the truth is no measure.
     """
     import torch
 

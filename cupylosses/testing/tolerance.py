@@ -1,13 +1,13 @@
-"""The definition of a correct result: one metric, one table, one rule.
+"""Definition of a correct result: one metric, one table, one rule.
 
-The metric is the error in units in the last place (ulp) of the result's own dtype. NaN equals NaN and nothing else, an
-infinity equals itself, and zeros are equal whatever their sign. A finite truth beyond the largest number of the dtype
-stands for infinity, which counts as the number after the largest one.
+The metric is the error in units in the last place (ulp) of the result's own dtype. NaN equals only NaN, an infinity
+equals itself, and zeros are equal whatever their sign. A finite truth beyond the largest number of the dtype stands for
+infinity, which counts as the number after the largest one.
 
-A result is accepted if its error is at most half a unit, the cost of rounding, plus the cost of the arithmetic:
-:data:`TABLE` times the epsilon of the arithmetic type, relative to the size of the terms (:class:`Expected`). Beyond
-that, an element still passes if it is at least as close to the truth as torch's own result; a NaN or an infinity in the
-wrong place never does.
+A result is accepted if its error is at most half a unit for rounding, plus an error for the arithmetic: :data:`TABLE`
+times the epsilon of the arithmetic type, relative to the size of the terms (:class:`Expected`). Beyond that, an element
+is still accepted if it is at least as close to the truth as torch's own result. A NaN or an infinity in the wrong place
+is never accepted.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ class Tolerance(NamedTuple):
     """Allowed errors of the arithmetic, in epsilons of the arithmetic type.
 
     ``element`` is the allowed error of one element: two operations, and an ``exp`` or ``log`` that is accurate to 2
-    units. ``bias`` is the allowed error of a sum beyond that. Errors of single elements are independent and add like
-    their root mean square, so a long sum keeps only their common part: the rounding of a factor in every term, such as
-    the logarithm of a broadcast target, which is accurate to one unit.
+    units. ``bias`` is the additional error allowed to a sum. Errors of single elements are independent and add up like
+    their root mean square, so what remains in a long sum is their common part: the rounding of a factor in every term,
+    such as the logarithm of a broadcast target, which is accurate to one unit.
     """
 
     element: float
     bias: float
 
 
-#: By the dtype of the result. Below float64 the kernels compute in float32, and errors are measured in its epsilons.
-#: For 16-bit results they compute to 2^-16, by polynomials whose error may have one sign everywhere: a sixteenth, in
-#: float16, of the cost of rounding. For float64 the truth is no better than the arithmetic, and its own errors add up.
+#: Tolerance by the dtype of the result. Below float64 the kernels compute in float32, and errors are measured in its
+#: epsilons. For 16-bit results they compute to 2^-16, by polynomials whose error may have one sign everywhere: in
+#: float16, a sixteenth of the rounding error. For float64 the truth is no more accurate than the arithmetic, so its own
+#: errors add up.
 TABLE: dict[str, Tolerance] = {
     "float16": Tolerance(element=128, bias=64),
     "bfloat16": Tolerance(element=128, bias=64),
@@ -46,25 +47,26 @@ TABLE: dict[str, Tolerance] = {
 }
 
 
-#: The bias of the gradient of a broadcast operand on the CPU, where torch sums it in the arithmetic type; the kernels
-#: sum in float64.
+#: Bias of the gradient of a broadcast operand on the CPU, where torch sums it in the arithmetic type. Kernels sum in
+#: float64.
 SUMMED_BY_TORCH = 8.0
 
 
-#: The unit of the arithmetic at 1 for 16-bit results ("kNarrow" in ``kernels/core/scalars.cuh``).
+#: Unit of the arithmetic at 1 for 16-bit results ("kNarrow" in ``kernels/core/scalars.cuh``).
 NARROW = 2.0**-16
 
-#: The error that flushing may cause, in smallest normal numbers: one, times the largest upstream gradient of a test.
+#: Error that flushing may cause, in multiples of the smallest normal number: 1 times the largest upstream gradient of
+#: any test.
 FLUSHED = 2.25
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The truth in float64, and the sizes in which errors of the arithmetic are measured.
+    """Truth in float64, and the sizes in which errors of the arithmetic are measured.
 
-    A result is a sum of terms. Each term has a size, which is at least its absolute value and more if it is
-    ill-conditioned (see ``truth.py``). ``rms`` is the root of the sum of their squares, ``total`` their sum. For a
-    result of one term, both are its size.
+    A result is a sum of terms. The size of a term is at least its absolute value, and larger if the term is
+    ill-conditioned (see ``truth.py``). ``rms`` is the root of the sum of the squared sizes, ``total`` the sum of the
+    sizes. If a result has one term, both are its size.
     """
 
     exact: Tensor
@@ -72,16 +74,16 @@ class Expected:
     total: Tensor
 
     def times(self, factor: float) -> Expected:
-        """The truth of ``factor`` times the result."""
+        """Returns the truth of ``factor`` times the result."""
         return Expected(self.exact * factor, self.rms * abs(factor), self.total * abs(factor))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The error of a result, beside that of the result it is compared with.
+    """Largest error of a result, and that of another result.
 
-    ``ulps`` are units in the last place of the result, ``conditioned`` those of `conditioned_unit`; ``other_...`` are
-    the errors of the other result.
+    ``ulps`` is in units in the last place of the result, ``conditioned`` in units of `conditioned_unit`; ``other_...``
+    are the errors of the other result.
     """
 
     elements: int = 0
@@ -104,17 +106,17 @@ class Comparison:
 
 
 def arithmetic(name: str) -> str:
-    """The dtype in which a result of dtype ``name`` is computed."""
+    """Returns the dtype in which a result of dtype ``name`` is computed."""
     return "float64" if name == "float64" else "float32"
 
 
 def dtype_name(kind: dtype) -> str:
-    """The name of a dtype: ``float32`` for ``torch.float32``."""
+    """Returns the name of a dtype: ``float32`` for ``torch.float32``."""
     return str(kind).removeprefix("torch.")
 
 
 def ulp(x: Tensor, kind: dtype) -> Tensor:
-    """The distance between neighbouring numbers of dtype ``kind`` at each finite ``x``."""
+    """Returns the distance between adjacent numbers of dtype ``kind`` at each finite ``x``."""
     import torch
 
     info = torch.finfo(kind)
@@ -125,13 +127,15 @@ def ulp(x: Tensor, kind: dtype) -> Tensor:
 
 
 def conditioned_unit(exact: Tensor, size: Tensor, kind: dtype, computed: str) -> Tensor:
-    """The unit in the last place of a result of dtype ``kind``, or that of the arithmetic (dtype ``computed``) at the
-    size of the result, whichever is larger. The latter is larger where rounded terms cancel.
+    """Returns the unit in the last place of a result of dtype ``kind``, or that of the arithmetic if it is larger.
+
+    The unit of the arithmetic (dtype ``computed``) is that at the size of the result. It is larger if rounded terms
+    cancel.
     """
     import torch
 
     info = torch.finfo(getattr(torch, computed))
-    # A size may be beyond the range of the arithmetic, unless it is infinite.
+    # A finite size may be beyond the range of the arithmetic.
     size = torch.where(size.isfinite(), size, info.max)
     eps = max(info.eps, NARROW) if kind.itemsize == 2 and computed == "float32" else info.eps
     of_size = torch.exp2((torch.frexp(size).exponent - 1).double()) * eps
@@ -139,7 +143,7 @@ def conditioned_unit(exact: Tensor, size: Tensor, kind: dtype, computed: str) ->
 
 
 def errors(result: Tensor, exact: Tensor) -> Tensor:
-    """The absolute error of every element; infinite if a NaN or an infinity is in the wrong place."""
+    """Returns the absolute error of each element; infinite if a NaN or an infinity is in the wrong place."""
     import torch
 
     beyond = _beyond(result.dtype)
@@ -153,7 +157,7 @@ def errors(result: Tensor, exact: Tensor) -> Tensor:
 
 
 def _beyond(kind: dtype) -> float:
-    """The number after the largest one; infinity if float64 cannot hold it."""
+    """Returns the number after the largest number of a dtype; infinity if float64 cannot represent it."""
     import torch
 
     exponent = frexp(torch.finfo(kind).max)[1]
@@ -161,13 +165,16 @@ def _beyond(kind: dtype) -> float:
 
 
 def allowed(expected: Expected, kind: dtype, bias: float | None = None) -> Tensor:
-    """The error that the table allows each element of a result of dtype ``kind``; ``bias`` overrides the table's."""
+    """Returns the error that the table allows each element of a result of dtype ``kind``.
+
+    ``bias`` overrides the table's.
+    """
     import torch
 
     name = dtype_name(kind)
     tolerance, compute = TABLE[name], torch.finfo(getattr(torch, arithmetic(name)))
     computed = compute.eps * (tolerance.element * expected.rms + (bias or tolerance.bias) * expected.total)
-    # Below the smallest normal number the GPU flushes float32 to zero, even before an upstream gradient enlarges it.
+    # The GPU flushes float32 below the smallest normal number to zero, even before an upstream gradient enlarges it.
     flushed = FLUSHED * compute.tiny if name != "float64" else 0.0
     finite = torch.where(computed.isfinite(), computed, 0.0)
     return 0.5 * ulp(expected.exact, kind) + finite + flushed
@@ -181,7 +188,7 @@ def compare(
     ``other`` is torch's own result, ``bias`` overrides the table's.
 
     Raises:
-        ValueError: the result and the truth have different shapes.
+        ValueError: The result and the truth have different shapes.
     """
     if result.shape != expected.exact.shape:
         raise ValueError(f"the result has shape {tuple(result.shape)}, the truth {tuple(expected.exact.shape)}")
@@ -217,7 +224,7 @@ def _piece(
 
 
 def _conditioned(error: Tensor, expected: Expected, kind: dtype) -> float:
-    """The largest error in conditioned units; errors explained by flushing count as none."""
+    """Returns the largest error in conditioned units; errors that flushing explains count as 0."""
     import torch
 
     computed = arithmetic(dtype_name(kind))
@@ -255,13 +262,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def equal_bits(a: Tensor | None, b: Tensor | None) -> bool:
-    """True if both are None, or two tensors of the same bits."""
+    """True if both are None, or if both are tensors with the same bits."""
     return a is b if a is None or b is None else same_bits(a, b)
 
 
 def require(condition: bool, message: str, *values: object) -> None:
-    """Raises AssertionError with the message, even under ``python -O``. ``values`` fill its braces only then: to print
-    a tensor takes longer than most conditions.
+    """Raises AssertionError with the message unless the condition holds, even under ``python -O``.
+
+    ``values`` fill the braces of the message only then: printing a tensor takes longer than most conditions.
     """
     if not condition:
         raise AssertionError(message.format(*values) if values else message)

@@ -1,4 +1,4 @@
-"""The truth of a call in float64, as checks compare it with a result; each engine computes its own."""
+"""Truth of a call in float64, which checks compare results with; each engine computes its own."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Truth:
-    """The value of a loss and the gradient of each operand; None for operands without a gradient or not wanted."""
+    """Value of a loss and gradient of each operand; None for gradients that do not exist or are not wanted."""
 
     value: Expected
     gradients: tuple[Expected | None, ...]
 
 
 def common_shape(operands: Sequence[Tensor]) -> tuple[int, ...]:
-    """The common shape of broadcast operands."""
-    # torch's own function imports half of torch's compiler, which takes a second.
+    """Returns the common shape of broadcast operands."""
+    # NumPy's function, because torch's imports half of torch's compiler, which takes a second.
     return numpy.broadcast_shapes(*(tuple(x.shape) for x in operands))
 
 
 def runs_kernels(x: Tensor) -> bool:
-    """True if a loss of this tensor runs kernels: on a GPU, or on the host within an execution."""
+    """True if a loss of this tensor runs kernels: on a GPU, or on the host within a host execution."""
     from cupylosses.testing import host
 
     return x.is_cuda or (x.is_cpu and host.active())
 
 
 def flushes(operands: Sequence[Tensor]) -> bool:
-    """True if a loss of these operands treats subnormal float32 numbers as zero: in kernels, below float64."""
+    """True if a loss of these operands flushes subnormal float32 numbers to zero: in kernels, below float64."""
     return runs_kernels(operands[0]) and all(
         arithmetic(dtype_name(x.dtype)) == "float32" for x in operands if x.is_floating_point()
     )

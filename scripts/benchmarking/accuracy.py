@@ -1,4 +1,4 @@
-"""Accuracy: the float32 mean of 2^30 elements, in units of the last place from a float64 truth."""
+"""Accuracy: the error of the float32 mean of 2^30 elements against a float64 truth, in units in the last place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = ("loss", "elements", "dtype", "provider", "status", "value", "truth", 
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses."""
+    """Yields the rows of all losses."""
     for loss in run.swept_losses:
         workload = sweep(loss, "float32", EXPONENT)
         if run.begin(f"{workload}: accuracy"):
@@ -49,5 +49,5 @@ def _with_truth(workload: Workload) -> tuple[tuple[torch.Tensor, ...], torch.Ten
 
 
 def ulps(value: torch.Tensor, exact: torch.Tensor) -> float:
-    """The distance from the truth in units in the last place of the value's dtype."""
+    """The distance of a value from the truth, in units in the last place of the value's dtype."""
     return (errors(value, exact) / ulp(exact, value.dtype)).item()

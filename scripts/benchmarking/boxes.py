@@ -1,4 +1,4 @@
-"""Losses of boxes as workloads."""
+"""Workloads of losses of boxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cupylosses.testing.eager import Call
 
 @dataclass(frozen=True)
 class BoxWorkload(Workload):
-    """A loss of boxes. ``shapes`` has one per operand, with the components last."""
+    """A loss of boxes. ``shapes`` has the shape of each operand, with the four components in the last dimension."""
 
     Definition: ClassVar = BoxLoss
     section = "throughput"
@@ -37,7 +37,7 @@ class BoxWorkload(Workload):
         return self.elements // self.shape[-1]
 
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
-        """Boxes of which most pairs overlap."""
+        """Random boxes; most pairs overlap."""
         generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
         found = []
         for shape in shapes:
@@ -82,5 +82,5 @@ class BoxWorkload(Workload):
 
 
 def boxes(loss: BoxLoss, count: int, dtype: str) -> BoxWorkload:
-    """A workload of pairs of boxes."""
+    """A workload with ``count`` pairs of boxes."""
     return BoxWorkload(loss, ((count, 4),) * len(loss.operands), dtype, figures.BOX_PAIRS)

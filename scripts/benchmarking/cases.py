@@ -1,4 +1,4 @@
-"""Cases of the section ``cliffs``: a workload with its operands' layouts, a mode, and the bars that apply to it."""
+"""Cases of the section ``cliffs``: a workload, the layouts of its operands, a mode, and the bars that apply."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Layout:
     """Placement of an operand in memory.
 
     Attributes:
-        order: Dimensions from the outermost to the innermost; by default as in the shape.
+        order: Dimensions from the outermost to the innermost; by default in the order of the shape.
         step: Distance between neighbours in the innermost dimension, in elements.
-        padding: Elements between the rows of the innermost dimension.
-        offset: Elements between an address that is a multiple of 256 bytes and the first element.
+        padding: Unused elements after each row of the innermost dimension.
+        offset: Distance of the first element from an address that is a multiple of 256 bytes, in elements.
     """
 
     order: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ class Layout:
     offset: int = 0
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The strides of an operand of some shape, in elements."""
+        """The strides of an operand of this shape, in elements."""
         found, distance = [0] * len(shape), self.step
         order = self.order or tuple(range(len(shape)))
         for d in reversed(order):
@@ -57,17 +57,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement of ours, beside eager and a copy of the least traffic.
+    """One measurement of ours, beside eager and a copy with the minimal traffic.
 
     Attributes:
-        group: The kind of case.
+        group: Kind of case.
         workload: The loss, its options and the shapes of its operands.
         mode: A mode of `figures.MODES`, or `figures.HVP`.
-        layouts: The layouts of operands by position; the others are contiguous.
-        copy_bar: The least part of a copy's speed, if there is a bar.
-        beside: A case to compare with, if there is one.
-        beside_bar: The most times of that case's time.
-        quick: True if a quick run has the case.
+        layouts: Layouts of operands by position; the others are contiguous.
+        copy_bar: Least fraction of a copy's speed; None without such a bar.
+        beside: Another case to compare with, if any.
+        beside_bar: Greatest ratio of the time to that of ``beside``; None without such a bar.
+        quick: True if a quick run includes the case.
     """
 
     group: str
@@ -81,7 +81,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """A name that tells the case from all others."""
+        """A name that distinguishes the case from all others."""
         w = self.workload
         shapes = dict.fromkeys(map(spell_shape, w.shapes))
         words = [self.group, f"{w.loss.name} {w.spelled_dtype} {' '.join(shapes)}", self.mode]
@@ -92,11 +92,11 @@ class Case:
 
     @property
     def traffic(self) -> int:
-        """The least traffic in bytes.
+        """Minimal memory traffic in bytes.
 
         Without a reduction, the value is written and then read by torch's sum, and backward reads the operands again.
-        A product with the Hessian reads the operands and a vector and writes a vector; it reads them twice if that is
-        what a gradient does.
+        A Hessian-vector product reads the operands and a vector and writes a vector; if a gradient must read the
+        operands twice, the product reads the operands and the vector twice.
         """
         w = self.workload
         if self.mode == HVP:
@@ -110,11 +110,11 @@ class Case:
 
     @property
     def contiguous(self) -> bool:
-        """True if no operand has elements or rows apart, or another order of its dimensions."""
+        """True if all operands are contiguous, whatever their alignment."""
         return all(x == Layout(offset=x.offset) for x in self.layouts.values())
 
     def operands(self) -> tuple[torch.Tensor, ...]:
-        """Random operands in their layouts, of which those that the mode differentiates require gradients."""
+        """Random operands in their layouts; those that the mode differentiates require grad."""
         found = list(Inputs(self.workload)[0])
         for i, layout in self.layouts.items():
             found[i] = layout.place(found[i])
@@ -124,10 +124,10 @@ class Case:
         return tuple(found)
 
     def steps(self, call: Call, operands: tuple[torch.Tensor, ...], copied: bool = False) -> Callable[[], object]:
-        """The part of a call to measure: forward and backward, or a product with the Hessian alone.
+        """The function to time: forward and backward, or only a Hessian-vector product.
 
-        With ``copied`` the loss gets contiguous copies of the operands, and making them is part of what is measured.
-        The vector of a product lies as the first operand does either way.
+        With ``copied``, the loss gets contiguous copies of the operands, and the time includes making them. The vector
+        of a Hessian-vector product has the layout of the first operand in either case.
         """
 
         def contiguous(operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -149,8 +149,9 @@ class Case:
         return product
 
     def eager(self) -> Call | None:
-        """torch's way to compute the loss, or its formula, one torch operation at a time. Operands of several
-        dtypes are promoted first, which few of torch's functions do.
+        """torch's way to compute the loss, or else the formula, one torch operation at a time.
+
+        Operands of different dtypes are promoted first, because few of torch's functions do that.
         """
         w = self.workload
         call = w.torchs() or w.naive()
@@ -186,7 +187,7 @@ def case(
     reduction: str = "mean",
     **fields: Any,
 ) -> Case:
-    """A case of a workload with another reduction."""
+    """A case of the workload with this reduction."""
     return Case(group, replace(workload, reduction=reduction), layouts=layouts or {}, **fields)
 
 
@@ -198,10 +199,10 @@ def transposed(dims: int, first: int = -2, second: int = -1) -> Layout:
 
 
 def channels_last(dims: int) -> Layout:
-    """The layout of images or volumes whose channels are innermost."""
+    """The layout of images or volumes with the channels as the innermost dimension."""
     return Layout((0, *range(2, dims), 1))
 
 
 def from_elements(limit: int, shape: Sequence[int], bar: float) -> float | None:
-    """A bar that applies from so many elements."""
+    """The bar, or None if the shape has fewer than ``limit`` elements."""
     return bar if prod(shape) >= limit else None

@@ -1,14 +1,14 @@
-"""Off-headline cases: GPU time of ours beside eager and a copy of the least traffic, with the bars that apply.
+"""Off-headline cases: GPU time of ours beside eager and a copy with the minimal traffic, with the bars that apply.
 
-The cases are those of the engines: a workload names the module with those of its engine. Every case takes turns with
+Each engine lists its cases in a module that its workload class names. Ours alternates with
 
 - eager: torch's function, or the formula by torch operations;
 - copy: a copy that moves as many bytes as the case must;
 - contiguous, if operands are strided: `.contiguous()` of them, then ours;
-- beside, if the case names another one, such as the same with aligned operands.
+- beside, if the case names another case, such as the same one with aligned operands.
 
-The cache is full of foreign bytes at the start of each call, so one set of operands is enough. torch.compile is left
-out: the whole grid takes less than four minutes.
+The L2 cache is full of foreign bytes at the start of each call, so one set of operands is enough. torch.compile is left
+out, so that the whole grid takes less than four minutes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from benchmarking.timing import Timing
 from benchmarking.workloads import Workload
 from cupylosses.testing.eager import Call
 
-#: Providers of this section alone.
+#: Providers that only this section has.
 CONTIGUOUS, BESIDE = "contiguous", "beside"
 
-#: Seconds for one measurement of one provider at most: there are many cases.
+#: Maximum seconds for one measurement of one provider, because there are many cases.
 TARGET = 0.012
 
 COLUMNS = (
@@ -50,7 +50,7 @@ def cases() -> list[Case]:
 
 
 def chosen(run: Run) -> list[Case]:
-    """The cases of a run: those of its losses whose title contains one of its substrings, if it has any."""
+    """The cases of a run's losses; if the run has substrings of titles, only the cases with one of them."""
     return [
         case
         for case in cases()
@@ -61,12 +61,12 @@ def chosen(run: Run) -> list[Case]:
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all cases."""
+    """Yields the rows of all cases of the run."""
     yield from rows(chosen(run), run)
 
 
 def rows(cases: Iterable[Case], run: Run) -> Iterator[Row]:
-    """Rows of some cases, as far as the budget allows."""
+    """Yields the rows of these cases, as far as the budget allows."""
     for case in cases:
         if run.begin(case.title):
             yield _measure(case, run)
@@ -96,7 +96,7 @@ def _calls(case: Case, operands: tuple[torch.Tensor, ...]) -> dict[str, Callable
 
 
 class Prepared:
-    """A call of a case, prepared when it is first called, so that only this provider fails if memory runs out."""
+    """A call of a case. Prepares itself at the first call, so that only this provider fails if memory runs out."""
 
     def __init__(
         self, case: Case, call: Call, operands: Callable[[], tuple[torch.Tensor, ...]], copied: bool = False
@@ -111,7 +111,7 @@ class Prepared:
 
 
 def row(case: Case, statuses: Mapping[str, str], timings: Mapping[str, Timing]) -> Row:
-    """The row of a case: times, ratios, and the result of its bars."""
+    """The row of a case: times, ratios, and the verdict on its bars."""
     found = {**case.describe(), "status": statuses[OURS], "eager_status": statuses.get(EAGER, "absent")}
     found |= {f"{name}_ms": time.median for name, time in timings.items() if name != OURS}
     if OURS not in timings:
@@ -130,9 +130,9 @@ def row(case: Case, statuses: Mapping[str, str], timings: Mapping[str, Timing]) 
 
 
 def shortfalls(found: Row) -> dict[str, float]:
-    """The factor by which a row misses each bar that applies to it; at most 1 if it is met.
+    """The factor by which a row misses each bar that applies to it; at most 1 if it meets the bar.
 
-    No case may be slower than eager, nor than the same with contiguous copies of its operands.
+    No case may be slower than eager, nor than ours on contiguous copies of the operands, copying included.
     """
     missed = {name: found[f"{name}_ratio"] for name in (EAGER, CONTIGUOUS) if f"{name}_ratio" in found}
     if found["copy_bar"] is not None and "copy_fraction" in found:

@@ -1,4 +1,4 @@
-"""Random sizes, shapes and dtypes of cases."""
+"""Random sizes, shapes, dtypes and options of cases."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from math import exp, log
 from random import Random
 from typing import Any
 
-#: Dtypes as often as they are drawn.
+#: Dtypes to draw from; repeated entries are drawn more often.
 DTYPES = ("float32", "float32", "bfloat16", "bfloat16", "float16", "float64")
 
 
 class Draw(Random):
-    """Random numbers with the shapes of operands."""
+    """A random number generator that also draws shapes, dtypes and options of operands."""
 
     def size(self, low: int, high: int) -> int:
-        """A size of a dimension: uniform in its logarithm, a power of two or a multiple of 8 half of the time."""
+        """Draws a size, uniform in its logarithm; half of the time it is a power of two or a multiple of 8."""
         found = round(exp(self.uniform(log(low), log(high))))
         kind = self.random()
         if kind < 0.3:
@@ -25,7 +25,7 @@ class Draw(Random):
         return min(max(found, low), high)
 
     def shape(self, elements: int, dims: int) -> tuple[int, ...]:
-        """A shape of about so many elements, with all of its dimensions of any size."""
+        """Draws a shape with about this number of elements, whose dimensions may have any size."""
         sizes = []
         for _ in range(dims - 1):
             sizes.append(self.size(1, elements))
@@ -35,18 +35,18 @@ class Draw(Random):
         return tuple(sizes)
 
     def pixels(self, elements: int) -> tuple[int, ...]:
-        """The dimensions of a signal, a square or a cube of about so many elements."""
+        """Draws the dimensions of a signal, a square or a cube with about this number of elements."""
         dims = self.choice((1, 2, 2, 3))
         return (max(1, round(elements ** (1 / dims))),) * dims
 
     def options(self, cases: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The options of a case, or, more often, none."""
+        """Draws the options of a case or, more often, none."""
         return self.choice(cases) if self.random() < 0.4 else {}
 
     def broadcast(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """A shape that broadcasts to this one, with half of its dimensions."""
+        """Draws a shape that broadcasts to this one; on average half of its dimensions become 1."""
         return tuple(1 if self.random() < 0.5 else n for n in shape)
 
     def dtype(self) -> str:
-        """A dtype."""
+        """Draws a dtype."""
         return self.choice(DTYPES)

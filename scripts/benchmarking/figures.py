@@ -1,4 +1,4 @@
-"""The project's promised figures, and the check whether a run reached them. Needs neither torch nor a GPU."""
+"""The figures that the project promises, and the comparison of a run with them. Needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from benchmarking.records import Row
 from cupylosses.definition.registry import registry
 from cupylosses.engines.pointwise.definition import Loss
 
-#: Losses, dtypes and sizes (as powers of two) of most figures.
+#: Losses and dtypes of most figures, whose sizes are in `SIZES`, as powers of two.
 LOSSES = ("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss")
 DTYPES = ("float32", "bfloat16")
 #: The losses of a quick run.
 QUICK_LOSSES = (*LOSSES, "cross_entropy")
 SIZES = (28, 30)
 
-#: Modes of computation, with the number of operands that get a gradient (None: all).
+#: Modes of computation, with the number of operands that require grad (None: all).
 MODES: Mapping[str, int | None] = {"forward": 0, "forward+backward": 1, "all gradients": None}
 
-#: Mode of the section `cliffs` alone: a product of the Hessian and a vector, after a forward and backward not counted.
+#: Mode that only the section `cliffs` has: a Hessian-vector product (HVP). The forward and backward before it are not
+#: timed.
 HVP = "hvp"
 
-#: Titles of workloads: the generic one, and those with a shape or options of their own.
+#: Titles of element-wise workloads: the generic one, and those with particular shapes or options.
 SWEEP, KL_PROBABILITIES, HINGE_COLUMNS = "sweep", "kl_div on probabilities", "hinge_loss, targets by column"
 MASKED, WEIGHTED, BY_ROW = "mse_loss, masked", "huber_loss, a weight per column", "mse_loss, a mean per row"
 
@@ -42,7 +43,7 @@ PROVIDERS = (OURS, *RIVALS, PLAIN, COPY)
 #: The rivals in the project's figures.
 BAR_RIVALS = (COMPILE, EAGER, NAIVE)
 
-#: Title of workloads of vectors, and their shapes: embeddings, and rows of a whole row of logits.
+#: Title of workloads of vectors, and their shapes: embeddings, and vectors as long as rows of logits.
 VECTOR_ROWS = "vectors"
 VECTORS: Sequence[tuple[tuple[int, int], str]] = (
     ((65536, 1024), "float32"),
@@ -51,7 +52,7 @@ VECTORS: Sequence[tuple[tuple[int, int], str]] = (
     ((32768, 8192), "float32"),
 )
 
-#: Title of workloads of vectors of all lengths, of which there are figures; the shapes, and the losses.
+#: Title of workloads of vectors of many lengths, their shapes, and their losses (`LENGTH_LOSSES`).
 VECTOR_LENGTHS = "vectors, few to many features"
 LENGTHS: Sequence[tuple[tuple[int, int], str]] = (
     ((16384, 16384), "float32"),
@@ -63,7 +64,7 @@ LENGTHS: Sequence[tuple[tuple[int, int], str]] = (
 )
 LENGTH_LOSSES = ("cosine_embedding_loss", "triplet_margin_loss")
 
-#: Title of workloads of scores that labels are to exceed: rows and classes, and the labels of a row that has several.
+#: Title of workloads of margin losses; the rows and classes of the scores; and the number of labels in a list of them.
 SCORE_ROWS = "scores"
 SCORES: Sequence[tuple[tuple[int, int], str]] = (
     ((65536, 1000), "float32"),
@@ -74,11 +75,12 @@ SCORES: Sequence[tuple[tuple[int, int], str]] = (
 )
 LABELS = 5
 
-#: Title of workloads of boxes, and their numbers of pairs.
+#: Title of workloads of boxes, and their numbers of pairs and dtypes.
 BOX_PAIRS = "boxes"
 BOXES: Sequence[tuple[int, str]] = ((1 << 22, "float32"), (1 << 25, "float32"), (1 << 22, "bfloat16"))
 
-#: Title of workloads of voxels, and their logits and labels: a batch of volumes, and one of street scenes.
+#: Title of workloads of region losses; the shape and dtype of their logits, and the dtype of their labels, for a batch
+#: of volumes and a batch of street scenes.
 REGION_VOXELS = "voxels"
 REGIONS: Sequence[tuple[tuple[int, ...], str, str]] = tuple(
     (shape, dtype, label)
@@ -87,17 +89,17 @@ REGIONS: Sequence[tuple[tuple[int, ...], str, str]] = tuple(
     for label in ("int64", "uint8")
 )
 
-#: Title of workloads of random shapes, and the reductions that they have.
+#: Title of random workloads, and the reductions to draw from; repeated entries are drawn more often.
 RANDOM = "random"
 REDUCTIONS = ("mean", "mean", "sum", "none")
 
-#: Columns that tell one throughput measurement from another.
+#: Columns that together identify a throughput measurement.
 KEY = ("workload", "loss", "case", "reduction", "shape", "elements", "dtype", "mode", "provider")
 
 MIB = 1 << 20
 
-#: Logits of cross entropy by workload, with their dtype and the time limit for value and gradient, in ms. The class
-#: dimension is the second; some labels of images are ignored.
+#: Shapes of the logits of cross entropy by workload, with the dtype and the bar for value and gradient in ms, if there
+#: is one. The class dimension is the second; some labels of images are ignored.
 LOGITS: Mapping[str, Sequence[tuple[tuple[int, ...], str, float | None]]] = {
     ROWS: (
         ((8192, 32000), "bfloat16", 0.272),
@@ -116,15 +118,15 @@ LOGITS: Mapping[str, Sequence[tuple[tuple[int, ...], str, float | None]]] = {
     ),
 }
 
-#: The logits that options are measured on, and other losses compared with.
+#: The logits for measurements of options, and of other losses beside plain cross entropy.
 PLAIN_LOGITS = ((8192, 32000), "bfloat16")
-#: A number of classes that no vector width divides.
+#: Logits whose number of classes is not a multiple of any vector width.
 ODD = (8192, 50257)
 #: The logits for peak memory, and those for host time.
 LARGE_LOGITS, TINY_LOGITS = ((8192, 128256), "bfloat16"), ((64, 10), "float32")
 
 #: Rows, features and classes of linear layers, with the variants (`linear.VARIANTS`) that are measured and their bars:
-#: time as a ratio to the products of matrices, and peak GB.
+#: the ratio of the time to that of the matrix products, and peak memory in GB.
 LAYERS: Sequence[tuple[tuple[int, int, int], Mapping[str, tuple[float, float | None]]]] = (
     (
         (8192, 4096, 128256),
@@ -140,14 +142,15 @@ LAYERS: Sequence[tuple[tuple[int, int, int], Mapping[str, tuple[float, float | N
     ((16384, 2048, 32000), {"default": (1.10, 0.3)}),
     ((32768, 4096, 128256), {"accumulate_dtype=bfloat16": (1.06, 1.1)}),
 )
-#: Logits of log-probabilities with entropies, and how often each mode reads or writes them, with its part of a copy's
-#: bandwidth; the layer of the linear form, with the bars of forward and backward.
+#: Log-probabilities with entropies: the shape of the logits and, for each mode, the number of times that it reads or
+#: writes them and its bar as a fraction of copy bandwidth. For the linear form: rows, features and classes of the
+#: layer, and the bars of forward and backward (ratio to the matrix products, peak GB).
 LOG_PROBS: tuple[tuple[int, int], Mapping[str, tuple[int, float]]] = (
     (8192, 128256), {"forward": (1, 0.85), "forward+backward": (3, 0.8)}
 )  # fmt: skip
 LINEAR_LOG_PROBS: tuple[tuple[int, int, int], tuple[float, float]] = (8192, 4096, 128256), (1.06, 1.1)
-#: Title of workloads of sequences: frames, samples, classes and labels, with the bar in ms of `ctc_loss_with_logits`,
-#: forward and backward.
+#: Title of workloads of sequences; their frames, samples, classes and labels, with the bar in ms of forward and
+#: backward of `ctc_loss_with_logits`, if there is one.
 OF_SEQUENCES = "sequences"
 SEQUENCES: Mapping[tuple[int, int, int, int], float | None] = {
     (256, 32, 64, 40): 0.045,
@@ -162,7 +165,7 @@ LARGE_SEQUENCES, TINY_SEQUENCES = ((1000, 32, 128, 120), "float32"), ((16, 2, 8,
 #: The layers for peak memory, and for host time.
 LARGE_LAYER, TINY_LAYER = ((8192, 4096, 128256), "bfloat16"), ((64, 16, 10), "float32")
 
-#: Options of cross entropy; a `weight` of True stands for class weights. The last case has all of them.
+#: Options of cross entropy, one at a time and finally all together. A `weight` of True stands for class weights.
 ROW_OPTIONS: tuple[Mapping[str, Any], ...] = (
     {"weight": True},
     {"label_smoothing": 0.1},
@@ -175,9 +178,10 @@ ROW_OPTIONS: tuple[Mapping[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: every row of ``section`` that ``where`` selects must have ``column`` on the right side of ``limit``.
+    """A bar: in every row of ``section`` that ``where`` selects, ``column`` must be on the right side of ``limit``.
 
-    ``where`` lists the expected values of each column, so that missing measurements are noticed.
+    The value may be at most ``limit``, or at least ``limit`` if ``at_least``. ``where`` lists all expected values of
+    each column, so that missing measurements are noticed. Printed values are divided by ``scale`` and end in ``unit``.
     """
 
     what: str
@@ -191,7 +195,7 @@ class Bar:
 
     @property
     def expected(self) -> int:
-        """The number of rows that there should be."""
+        """Number of rows that a complete run has."""
         return prod(len(values) for values in self.where.values())
 
     def selects(self, row: Row) -> bool:
@@ -199,13 +203,13 @@ class Bar:
         return all(row.get(column) in values for column, values in self.where.items())
 
     def spell(self, value: float) -> str:
-        """A value of the column in the bar's unit."""
+        """A value of the column as text, in the bar's unit."""
         return f"{value / self.scale:.3g}{self.unit}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a bar: its worst row, the number of rows, and the number within the bar."""
+    """The result of a bar: the worst row, the number of rows within the bar, and the number of rows found."""
 
     bar: Bar
     worst: Row | None
@@ -214,7 +218,7 @@ class Verdict:
 
     @property
     def met(self) -> str:
-        """The result in one or two words."""
+        """The verdict in one or two words; "so far" if all measured rows are within the bar but some are missing."""
         if self.found == 0:
             return "not measured"
         if self.within < self.found:
@@ -223,12 +227,12 @@ class Verdict:
 
     @property
     def limit(self) -> str:
-        """The bar in symbols."""
+        """The bar as text: a comparison sign, the limit and the unit."""
         return f"{'≥' if self.bar.at_least else '≤'} {self.bar.spell(self.bar.limit)}"
 
     @property
     def measured(self) -> str:
-        """The worst value and its row."""
+        """The worst value, with the words that identify its row."""
         if self.worst is None:
             return ""
         names = [str(self.worst[c]) for c in self.bar.where if len(self.bar.where[c]) > 1 and c != "elements"]
@@ -239,7 +243,7 @@ class Verdict:
 
     @property
     def count(self) -> str:
-        """The numbers of rows within the bar, measured, and expected."""
+        """The numbers of rows within the bar, of rows measured and, if some are missing, of rows expected."""
         missing = "" if self.found == self.bar.expected else f", {self.bar.expected} asked for"
         return f"{self.within} of {self.found}{missing}"
 
@@ -318,7 +322,7 @@ def _forward(dtype: str) -> Bar:
 
 
 def _layers() -> list[Bar]:
-    """Bars of losses of linear layers and log-probabilities, relative to matrix products or copies."""
+    """Bars of losses of linear layers and of log-probabilities, relative to matrix products or copies."""
     bars = [("linear_cross_entropy", sizes, x, *bar) for sizes, found in LAYERS for x, bar in found.items()]
     sizes, bar = LINEAR_LOG_PROBS
     found = []
@@ -442,7 +446,7 @@ def verdict(bar: Bar, sections: Mapping[str, Sequence[Row]]) -> Verdict:
     def value(row: Row) -> float:
         return row[bar.column]
 
-    # Not (value < limit), so that a NaN is never within.
+    # Compare with >= and <= rather than negate < and >, so that NaN is never within the bar.
     within = [r for r in rows if (value(r) >= bar.limit if bar.at_least else value(r) <= bar.limit)]
     outside = [r for r in rows if r not in within]
     candidates = outside or rows

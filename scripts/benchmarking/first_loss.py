@@ -1,7 +1,7 @@
 """A process that measures its own first loss, forward and backward, and prints seconds as JSON.
 
-The clock starts after torch and CuPy are imported and both have done something small on the GPU: every user of either
-pays for that. Usage: ``python -m benchmarking.first_loss LOSS``.
+The clock starts after torch and CuPy are imported and both have done something small on the GPU, because every user of
+either library pays for that. Usage: ``python -m benchmarking.first_loss LOSS``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def _rows() -> list[torch.Tensor]:
     return [torch.rand(4096, 1000, device="cuda"), torch.arange(4096, device="cuda") % 1000]
 
 
-#: Losses that are measured, and their operands.
+#: The measured losses, with functions that make their operands.
 OPERANDS: Mapping[str, Callable[[], list[torch.Tensor]]] = {"mse_loss": _pair, "cross_entropy": _rows}
 
 
 def main(name: str) -> None:
-    """Measures the loss called ``name``."""
+    """Measures the first call of the loss called ``name``, and prints the seconds of each stage."""
     operands = OPERANDS[name]()
     operands[0].requires_grad_()
     cupy.empty(1)

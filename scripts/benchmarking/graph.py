@@ -1,4 +1,4 @@
-"""GPU time of forward and backward inside a CUDA graph, where launches cost the host nothing."""
+"""Graph: GPU time of forward and backward in a CUDA graph, where launches cost no host time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarking.workloads import Inputs, Workload, step
 EXPONENTS = (10, 12, 14, 17, 20, 22, 24)
 QUICK_EXPONENTS = (10, 17, 20)
 
-#: Steps in a graph, each on its own operands.
+#: Number of steps in a graph; each has its own operands.
 STEPS = 20
 
 COLUMNS = (
@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses at all sizes."""
+    """Yields the rows of all losses at all sizes."""
     for loss in run.swept_losses:
         for exponent in QUICK_EXPONENTS if run.quick else EXPONENTS:
             workload = sweep(loss, "float32", exponent)
@@ -61,7 +61,7 @@ def _replay(graph: torch.cuda.CUDAGraph, number: int) -> None:
 
 
 def captured(call: Call, inputs: Inputs) -> torch.cuda.CUDAGraph:
-    """A graph of one step per set of operands, after a run of each on a side stream, as capture requires."""
+    """Captures a graph of one step per set of operands, after a warm-up on a side stream, as capture requires."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""Host time: the cost of a call to the Python thread, at a size where nothing waits for the GPU, and its parts."""
+"""Host: the time that a call costs the Python thread, at a size where nothing waits for the GPU, and its parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarking.selection import Run
 from benchmarking.timing import Timing
 from benchmarking.workloads import Inputs, Workload, step
 
-#: The calls, with the number of operands that get a gradient.
+#: The measured calls, with the number of operands that require grad.
 CALLS: Mapping[str, int] = {"forward": 0, "forward with grad": 1, "forward+backward": 1}
 
 COLUMNS = (
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses; the first that has any size also by its parts."""
+    """Yields the rows of all losses; the first one whose operands may have any size is also broken down into parts."""
     broken_down = False
     for loss in run.section_losses:
         workload = Workload.of(loss).tiny(loss)
@@ -69,7 +69,7 @@ def _breakdown(workload: Workload, what: str, inputs: Inputs) -> Iterator[Row]:
 def row(
     workload: Workload, kind: str, what: str, provider: str, status: str, time: Timing | None, eager: Timing | None
 ) -> Row:
-    """One row: a whole call, or a part of one."""
+    """The row of a whole call or of a part of one."""
     found = workload.describe(what, COLUMNS)
     found |= {"kind": kind, "what": what, "provider": provider, "status": status}
     if time:

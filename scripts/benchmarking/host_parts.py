@@ -1,8 +1,8 @@
-"""The parts of the host time of one of our calls: each part measured by itself, and the rest by difference.
+"""Breakdown of the host time of one of our calls: each part is measured in isolation, the rest by difference.
 
-The parts are real. A call is recorded (the arrays it allocated, the kernels it launched, with their arguments), and
-then each of them is repeated by itself. A part that cannot be repeated by itself is measured as a whole call with
-everything further in cut off.
+The parts are those of a real call. A call is recorded (the arrays that it allocates, and the kernels that it launches,
+with their arguments), and then each kind of operation is replayed in isolation. A part that cannot be replayed in
+isolation is measured as a call that returns after this part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cupylosses.testing.eager import Call
 
 @dataclass
 class Recording:
-    """The allocations and launches of one step; ``arrays`` keeps the memory alive that the launches write to."""
+    """The allocations and launches of one step. ``arrays`` keeps alive the memory that the launches write to."""
 
     device: Any = None
     allocations: list[tuple[Any, ...]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Recording:
 
 @contextmanager
 def recorded() -> Iterator[Recording]:
-    """Records allocations and launches while they happen."""
+    """Records the allocations and launches within the context, which still happen."""
     found = Recording()
     empty, launch = torch_device.TorchDevice.empty, compiler.Launcher.launch
 
@@ -60,7 +60,7 @@ def recorded() -> Iterator[Recording]:
 
 
 def arguments_of(launcher: compiler.Launcher, table: int) -> list[int | float]:
-    """The arguments of a launch, copied out of its table, whose memory does not stay valid."""
+    """The arguments of a launch, copied out of its table because the table's memory does not stay valid."""
     pointers = (ctypes.c_uint64 * len(launcher.format)).from_address(table)
     kinds = [ctypes.c_double if kind == "d" else ctypes.c_int64 for kind in launcher.format]
     return [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers, strict=True)]
@@ -68,10 +68,10 @@ def arguments_of(launcher: compiler.Launcher, table: int) -> list[int | float]:
 
 @contextmanager
 def cut(module: ModuleType, name: str, value: torch.Tensor) -> Iterator[None]:
-    """Replaces a function by one that returns ``value`` at once.
+    """Replaces a function by one that immediately returns ``value``.
 
     Raises:
-        RuntimeError: nothing called the function, so nothing was cut off and the timing has the wrong name.
+        RuntimeError: nothing called the function, so nothing was cut off and the timing would mean something else.
     """
     reached = False
 
@@ -87,7 +87,7 @@ def cut(module: ModuleType, name: str, value: torch.Tensor) -> Iterator[None]:
 
 
 class _Nothing(torch.autograd.Function):
-    """A Function that computes nothing: torch's own cost for any Function."""
+    """An autograd Function that computes nothing, to measure torch's own cost of any Function."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, gradient: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class _Nothing(torch.autograd.Function):
 
 
 def parts(call: Call, operands: Sequence[torch.Tensor], backward: bool) -> dict[str, Timing]:
-    """Microseconds of a whole step, of each part, and of the rest."""
+    """Measures the host microseconds of a whole step, of each part, and of the rest."""
     for i, x in enumerate(operands):
         x.requires_grad_(backward and i == 0)
     step(call, operands)
@@ -145,7 +145,7 @@ def parts(call: Call, operands: Sequence[torch.Tensor], backward: bool) -> dict[
 
 
 def difference(whole: Timing, *others: Timing) -> Timing:
-    """The time that remains after subtracting others, quantile by quantile."""
+    """The time that remains of ``whole`` without ``others``, subtracted quantile by quantile."""
     return Timing(
         whole.median - sum(x.median for x in others),
         whole.low - sum(x.low for x in others),

@@ -1,13 +1,13 @@
-"""Softmax losses of a linear layer beside the bare products of matrices: time as a ratio to them, and peak memory.
+"""Softmax losses of a linear layer beside the bare matrix products: time as a ratio to the products, and peak memory.
 
-Every provider takes turns with the products that it cannot do without, `torch.mm` into buffers that exist already: one
-of logits alone, two with the gradient of one factor, three with both, and four for log-probabilities, whose backward
-needs the logits again. Log-probabilities of given logits take turns with a copy of these. A measurement covers several
-calls, so that the host runs ahead of the GPU. The clock of a GPU depends on the moments before: compare ratios, and
-milliseconds only within a pair.
+Each provider alternates with the matrix products that any implementation needs, computed by `torch.mm` into
+preallocated buffers: one for the logits, two with the gradient of one factor, three with both gradients, and four for
+log-probabilities, whose backward computes the logits again. Log-probabilities of given logits alternate with a copy of
+the logits. A measurement covers several calls, so that the host runs ahead of the GPU. The clock rate of a GPU depends
+on its recent load, so compare ratios, and milliseconds only within a pair.
 
-Where eager torch is among the wanted rivals, so is its own function in chunks (torch 2.13); with Liger comes Cut Cross
-Entropy; QuACK's is the one in chunks. What is not installed is absent.
+The rival eager includes torch's own chunked function (torch 2.13), and the rival Liger includes Cut Cross Entropy; of
+QuACK, the chunked function is measured. Rivals that are not installed are recorded as absent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarking.workloads import Inputs, step
 from cupylosses import functional
 from cupylosses.testing.eager import Call
 
-#: Peers beside those of the other sections.
+#: Rivals that only this section has.
 CHUNKED, CUT = "torch chunked", "cut cross entropy"
 
 DTYPE = "bfloat16"
@@ -45,8 +45,14 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Variant:
-    """A call: options of ours, the first operands that require grad, whether every second label is ignored, and whether
-    rivals are measured too.
+    """A measured call.
+
+    Attributes:
+        name: Name of the variant, as in `figures.LAYERS`.
+        case: Options of our function.
+        differentiated: Number of operands, from the first, that require grad.
+        ignored: True if every second label is ignored.
+        rivals: True if rivals are measured, too.
     """
 
     name: str
@@ -57,16 +63,16 @@ class Variant:
 
     @property
     def products(self) -> int:
-        """The products of matrices that it takes at least."""
+        """Least number of matrix products that the call needs."""
         return 1 + self.differentiated
 
 
 def option(**case: Any) -> Variant:
-    """A call with options, named by them."""
+    """A variant with these options, named after them."""
     return Variant(spell_case(case), case)
 
 
-#: The calls by the names that `figures.LAYERS` has.
+#: The variants by the names that `figures.LAYERS` uses.
 VARIANTS: Mapping[str, Variant] = {
     x.name: x
     for x in (
@@ -82,8 +88,9 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all shapes, variants and providers; in a quick run those of the first shape without options. Then those
-    of log-probabilities.
+    """Yields the rows of all shapes, variants and providers, and then those of log-probabilities.
+
+    A quick run has only the first shape, without options.
     """
     for loss in run.losses_of(LinearSoftmaxWorkload):
         for sizes, names in LAYERS[: 1 if run.quick else None]:
@@ -102,7 +109,7 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 class Products:
-    """Up to four products of matrices of a layer, into buffers of their own: the fourth is the first one again."""
+    """Computes up to four matrix products of a layer, into its own buffers; the fourth repeats the first."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         rows, features, classes = sizes
@@ -111,7 +118,7 @@ class Products:
 
     def __call__(self, count: int) -> None:
         if not self._buffers:
-            # Here, not in the constructor, so that only this measurement fails if memory runs out.
+            # Allocate here, not in the constructor, so that only this measurement fails if memory runs out.
             kind = getattr(torch, DTYPE)
             self._buffers = [torch.randn(x, dtype=kind, device=workloads.DEVICE) for x in self._shapes]
             self._buffers += [torch.empty_like(x) for x in self._buffers[:2]]
@@ -142,7 +149,7 @@ def _measure(workload: LinearSoftmaxWorkload, variant: Variant, products: Produc
 
 
 def _log_probs(run: Run) -> Iterator[Row]:
-    """Log-probabilities and entropies of given logits, beside copies of these."""
+    """Measures log-probabilities and entropies of given logits, beside copies of the logits."""
     shape, modes = figures.LOG_PROBS
     for mode, (passes, _) in modes.items():
         describe = {"loss": "token_log_probs", "shape": spell_shape(shape), "dtype": DTYPE, "variant": mode}
@@ -165,7 +172,7 @@ def _log_probs(run: Run) -> Iterator[Row]:
 
 
 def _linear_log_probs(run: Run) -> Iterator[Row]:
-    """Forward and backward of log-probabilities and entropies of a layer's output."""
+    """Measures forward and backward of log-probabilities and entropies of a layer's output."""
     sizes, _ = figures.LINEAR_LOG_PROBS
     rows, features, classes = sizes
     describe = {"loss": "linear_token_log_probs", "shape": spell_shape(sizes), "dtype": DTYPE}
@@ -195,7 +202,7 @@ def _labels(rows: int, classes: int) -> torch.Tensor:
 
 
 def _mean_of(function: Callable[..., Any]) -> Call:
-    """A number that depends on all log-probabilities and entropies, as losses of policies do."""
+    """A call that returns one number from all log-probabilities and entropies, as policy losses do."""
 
     def call(*operands: torch.Tensor) -> torch.Tensor:
         log_probs, entropy = function(*operands, return_entropy=True)
@@ -219,7 +226,7 @@ def _paired(
     times: Callable[[timing.Timing, timing.Timing], Row],
     run: Run,
 ) -> Iterator[Row]:
-    """A row per provider, each of which takes turns with the baseline."""
+    """Yields a row per provider; each provider alternates with the baseline."""
     for name, call in calls.items():
         row: dict[str, Any] = {**describe, "provider": name}
         status, sizes = attempt(partial(_peak, call, operands))
@@ -236,8 +243,9 @@ def _paired(
 
 
 def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> int:
-    """Peak bytes beyond operands, value and gradients, of a second call: what is kept for all calls counts as memory
-    that was there.
+    """Peak bytes of a second call beyond operands, value and gradients.
+
+    Memory that is kept across calls does not count, because the first call has allocated it.
     """
     step(call, operands)
     outputs, most = memory.peak(call, operands)
@@ -253,7 +261,7 @@ def _beside_products(products: timing.Timing, found: timing.Timing) -> Row:
 
 
 def _beside_copies(passes: int, copy: timing.Timing, found: timing.Timing) -> Row:
-    """A copy reads and writes the logits once each."""
+    """Columns beside a copy, which reads the logits once and writes them once: two passes."""
     fraction = passes / 2 * copy.median / found.median
     return {**_times(found), "copy_ms": copy.median, "copy_fraction": fraction}
 
@@ -263,7 +271,7 @@ def _beside_copies(passes: int, copy: timing.Timing, found: timing.Timing) -> Ro
 
 
 def rivals(workload: LinearSoftmaxWorkload, wanted: Sequence[str]) -> dict[str, Call]:
-    """The calls of rivals; one that is not installed says so when it is called."""
+    """The calls of the wanted rivals. A rival that is not installed raises `Absent` when it is called."""
     found: dict[str, Call] = {}
     eager = workload.torchs()
     if EAGER in wanted and eager is not None:

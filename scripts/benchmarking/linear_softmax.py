@@ -1,4 +1,4 @@
-"""Softmax losses of a linear layer as workloads; the section `linear` measures their shapes and options."""
+"""Workloads of softmax losses of a linear layer; the section `linear` measures them at their shapes and options."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cupylosses.testing.softmax.eager import twin
 
 @dataclass(frozen=True)
 class LinearSoftmaxWorkload(Workload):
-    """A loss of a linear layer with class indices. ``shapes`` are those of the input, the weight and the target.
+    """A loss of a linear layer with class indices.
 
-    Every second label is ignored if ``ignored``.
+    ``shapes`` are those of the input, the weight and the target. If ``ignored``, every second label is ignored.
     """
 
     Definition: ClassVar = LinearSoftmaxLoss
@@ -59,7 +59,7 @@ class LinearSoftmaxWorkload(Workload):
         labels = torch.randint(self.shape[-1], tuple(shapes[2]), **given)
         if self.ignored:
             labels[..., ::2] = -100
-        # Logits of unit variance.
+        # This scale gives the logits unit variance.
         return [x, w.mul_(w.shape[-1] ** -0.5), labels]
 
     def torchs(self) -> Call | None:
@@ -85,7 +85,7 @@ class LinearSoftmaxWorkload(Workload):
 
     @classmethod
     def fitting(cls, loss: LinearSoftmaxLoss, free: int) -> LinearSoftmaxWorkload:
-        """The large layer, all sizes halved until the logits fit."""
+        """The large layer, with all sizes halved until the logits fit."""
         (rows, features, classes), dtype = LARGE_LAYER
         while rows * classes * getattr(torch, dtype).itemsize > free and classes > 2:
             rows, features, classes = (max(2, n // 2) for n in (rows, features, classes))
@@ -105,7 +105,7 @@ class LinearSoftmaxWorkload(Workload):
 
 
 def layer(loss: LinearSoftmaxLoss, sizes: Sequence[int], dtype: str, **fields: Any) -> LinearSoftmaxWorkload:
-    """A workload of rows, features and classes."""
+    """A workload with these numbers of rows, features and classes."""
     rows, features, classes = sizes
     shapes = ((rows, features), (classes, features), (rows,))
     return LinearSoftmaxWorkload(loss, shapes, dtype, LINEAR, **fields)

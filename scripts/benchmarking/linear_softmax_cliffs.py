@@ -1,4 +1,4 @@
-"""Off-headline cases of softmax losses of a linear layer. Products of matrices limit them, so eager is their bar."""
+"""Off-headline cases of softmax losses of a linear layer. Matrix products bound their time, so eager is the bar."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYERS = "linear layers"
 
 
 def cases() -> Iterator[Case]:
-    """All cases: rows, features and classes."""
+    """All cases, by rows, features and classes."""
     yield _case((4096, 2048, 32000), BF16)
     yield _case((4096, 2048, 32000), BF16, reduction="none")
     yield _case((4096, 2048, 32000), BF16, mode="forward")

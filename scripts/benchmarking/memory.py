@@ -1,4 +1,4 @@
-"""Memory: peak allocation while a loss and its gradients are computed, beyond operands and results."""
+"""Memory: peak GPU allocation beyond operands and results while a loss and its gradients are computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ("loss", "elements", "dtype", "mode", "provider", "status", "outputs",
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses. The very first call is measured, so memory that the library keeps for itself counts."""
+    """Yields the rows of all losses. Measures the very first call, so memory that the library keeps counts, too."""
     for loss in run.section_losses:
         workload = Workload.of(loss).large(loss)
         if run.begin(f"{workload}: peak memory"):
@@ -46,7 +46,7 @@ def _row(call: Call, operands: tuple[torch.Tensor, ...]) -> Row:
 
 
 def peak(call: Call, operands: tuple[torch.Tensor, ...]) -> tuple[int, int]:
-    """Bytes of the value and the gradients, and the peak of allocated bytes without the operands."""
+    """Calls forward and backward; returns the bytes of value and gradients, and peak bytes beyond the operands."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     value = call(*operands)

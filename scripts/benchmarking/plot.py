@@ -1,4 +1,4 @@
-"""The pictures of the README and of off-headline cases, drawn from committed rows. Needs neither torch nor a GPU."""
+"""Plots for the README and of off-headline cases, drawn from committed rows. Needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from benchmarking.figures import COMPILE, EAGER, KEY, LIGER, LOGITS, OURS, QUACK, ROWS, SWEEP, spell_shape
 from benchmarking.records import Row, latest, read
 
-#: Providers in the order of their bars. Labels and colours are distinct in grey and to the colour-blind.
+#: Providers in the order of their bars, with label and colour. The colours remain distinct in greyscale and to the
+#: colour-blind.
 STYLES = {
     OURS: ("cupylosses", "#0072b2"),
     QUACK: ("QuACK", "#56b4e9"),
@@ -20,7 +21,7 @@ STYLES = {
 }
 MODE = "forward+backward"
 
-#: Element-wise losses in the picture, and their dtype: common ones, with and without exponentials, and one that torch
+#: Element-wise losses in the picture, and their dtype: common losses with and without exponentials, and one that torch
 #: lacks.
 LOSSES = (
     "mse_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss",
@@ -28,32 +29,32 @@ LOSSES = (
 )  # fmt: skip
 DTYPE = "float32"
 
-#: Off-headline cases in their picture have so many elements: launches dominate smaller ones.
+#: Least number of elements of an off-headline case in the picture; launches dominate the time of smaller ones.
 CLIFFS_FROM = 1 << 22
 
 TIMES = " \N{MULTIPLICATION SIGN} "
 
-#: Longest line of a label, in letters.
+#: Maximum length of a line of a label, in characters.
 LONGEST = 14
 
-#: By group of bars, then by provider: the copy's time divided by the provider's; None if the provider failed.
+#: Heights of bars by group, then by provider: the copy's time divided by the provider's; None if the provider failed.
 Bars = dict[str, dict[str, "float | None"]]
 
 
 class NothingToDraw(Exception):
-    """There are no committed rows to draw."""
+    """Raised if there are no rows to draw."""
 
 
 def chosen(directory: Path) -> tuple[list[Row], list[Row]]:
-    """The newest rows for the picture: element-wise losses, and cross entropy.
+    """The newest rows for the picture: those of element-wise losses, and those of cross entropy.
 
     Raises:
-        NothingToDraw: a file has no rows of ours.
+        NothingToDraw: a file has no such rows of ours.
     """
 
     def of(name: str, wanted: Callable[[Row], bool], what: str) -> list[Row]:
         rows = [r for r in read(directory / f"{name}.csv") if r["mode"] == MODE and wanted(r)]
-        # Of the GPU that measured them last: other rows may be of another one.
+        # Only the GPU that measured such rows last: the file may have rows of other GPUs.
         found = latest(rows, KEY)
         if not any(r["provider"] == OURS and r["status"] == "ok" for r in found):
             raise NothingToDraw(
@@ -71,7 +72,7 @@ def chosen(directory: Path) -> tuple[list[Row], list[Row]]:
 
 
 def bars_of_losses(rows: Sequence[Row]) -> tuple[int, Bars]:
-    """By loss, at the size where most of the bars were measured, or the larger of two such sizes."""
+    """The size with the most measured bars (the largest if sizes tie), and the bars of each loss at that size."""
 
     def rank(elements: int) -> tuple[int, int]:
         return sum(r["elements"] == elements and r["provider"] in STYLES for r in rows), elements
@@ -82,7 +83,7 @@ def bars_of_losses(rows: Sequence[Row]) -> tuple[int, Bars]:
 
 
 def bars_of_shapes(rows: Sequence[Row]) -> Bars:
-    """By shape of the logits and dtype, short rows first."""
+    """The bars of each shape and dtype of the logits, short rows first."""
     found: Bars = {}
     for shape, dtype, _ in sorted(LOGITS[ROWS], key=lambda x: (x[1], x[0][1])):
         bars = _bars(rows, {"shape": spell_shape(shape), "dtype": dtype})
@@ -97,10 +98,10 @@ def _bars(rows: Sequence[Row], where: Mapping[str, Any]) -> dict[str, float | No
 
 
 def draw(directory: Path, picture: Path) -> None:
-    """Draws the picture.
+    """Draws the picture of the README.
 
     Raises:
-        NothingToDraw: no rows fit.
+        NothingToDraw: no suitable rows exist.
     """
     elementwise, cross_entropy = chosen(directory)
     import matplotlib
@@ -137,10 +138,10 @@ def draw(directory: Path, picture: Path) -> None:
 
 
 def draw_all(directory: Path, picture: Path) -> list[Path]:
-    """Draws the picture and, if rows of off-headline cases were committed, their distribution beside it.
+    """Draws the README's picture and, if there are rows of off-headline cases, their distribution as cliffs.png.
 
     Raises:
-        NothingToDraw: no rows fit.
+        NothingToDraw: no suitable rows exist.
     """
     draw(directory, picture)
     rows = latest(read(directory / "cliffs.csv"), ("case",))
@@ -151,12 +152,12 @@ def draw_all(directory: Path, picture: Path) -> list[Path]:
 
 
 def distribution(rows: Sequence[Row], column: str) -> list[float]:
-    """The parts of a copy's speed of cases that are large enough to be limited by memory, the worst first."""
+    """Fractions of a copy's speed, the worst first, of the cases that are large enough to be bound by memory."""
     return sorted(r[column] for r in rows if r["elements"] >= CLIFFS_FROM and isinstance(r[column], (int, float)))
 
 
 def draw_cliffs(rows: Sequence[Row], picture: Path) -> None:
-    """Draws the distribution of the parts of a copy's speed over off-headline cases."""
+    """Draws the distribution of the fraction of a copy's speed over off-headline cases."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -195,7 +196,7 @@ def _caption(left: Sequence[Row], right: Sequence[Row]) -> str:
 
 
 def _measured(rows: Sequence[Row]) -> str:
-    """The GPU, the versions and the days of our rows."""
+    """The GPU, the versions and the dates of our rows."""
     own = [r for r in rows if r["provider"] == OURS]
     dates = sorted({str(r["date"])[:10] for r in own})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
@@ -203,9 +204,7 @@ def _measured(rows: Sequence[Row]) -> str:
 
 
 def _draw_bars(axes: Any, groups: Bars) -> None:
-    """Draws a group of bars without gaps for each entry, centred on its label; a failure is written in place of its
-    bar.
-    """
+    """Draws a group of adjacent bars for each entry, centred on its label; "fails" replaces the bar of a failure."""
     axes.axhline(1, color="black", linestyle="--", linewidth=1, zorder=1)
     for at, found in enumerate(groups.values()):
         width = 0.84 / max(len(x) for x in groups.values())
@@ -224,7 +223,7 @@ def _draw_bars(axes: Any, groups: Bars) -> None:
 
 
 def _wrapped(label: str) -> str:
-    """Breaks long names into lines, behind underscores."""
+    """Breaks a long name into lines after underscores."""
     lines = [""]
     for word in re.findall(r"[^_]+_?", label):
         if len(lines[-1]) + len(word) > LONGEST:

@@ -1,4 +1,4 @@
-"""Element-wise losses as workloads: sweeps over sizes, and the shapes and options of the figures."""
+"""Workloads of element-wise losses: sweeps over sizes, and the shapes and options of the figures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from cupylosses.testing.pointwise import truth
 from cupylosses.testing.pointwise.eager import formula, twin
 from cupylosses.testing.truth import flushes
 
-#: Powers of two of elements for host time, for peak memory, and at most for a comparison: 256 MiB of float32, more than
-#: any cache holds.
+#: Numbers of elements, as powers of two: for host time, for peak memory, and the most for a comparison. The last is
+#: 256 MiB of float32, more than any cache holds.
 TINY, LARGE, FITTING = 6, 28, 26
 
 
@@ -46,14 +46,14 @@ def _hinge(xp: Any, input: torch.Tensor, target: torch.Tensor, margin: float) ->
     return torch.clamp(margin - input * target, min=0)
 
 
-#: Formulas as people write them, for losses whose reference guards edges that these would not: timing the guards would
-#: flatter this library.
+#: Formulas as users write them, for losses whose reference guards edge cases that users would not. Timing the guards
+#: would flatter this library.
 FORMULAS: dict[str, Callable[..., torch.Tensor]] = {"hinge_loss": _hinge, "kl_div": _kl}
 
 
 @dataclass(frozen=True)
 class PointwiseWorkload(Workload):
-    """An element-wise loss; ``dim`` has the dimensions to reduce over."""
+    """An element-wise loss. ``dim`` has the dimensions to reduce over; None reduces over all."""
 
     Definition: ClassVar = Loss
     section = "throughput"
@@ -130,8 +130,9 @@ class PointwiseWorkload(Workload):
 
     @classmethod
     def random(cls, loss: Loss, draw: Draw) -> PointwiseWorkload:
-        """Operands that are needed, of one shape or with broadcast targets, in some cases with a weight, a mask, or
-        dimensions to reduce over.
+        """The required operands, of one shape or with broadcast targets.
+
+        Some workloads also have a weight, a mask, or dimensions to reduce over.
         """
         shape = draw.shape(draw.size(1 << 10, 1 << 26), draw.choice((1, 2, 2, 3, 4)))
         needed = [x for x in loss.operands if x.default is None]
@@ -152,12 +153,12 @@ class PointwiseWorkload(Workload):
 
 
 def square(exponent: int) -> tuple[int, int]:
-    """The matrix of 2^exponent elements nearest to a square: rows of 32768 at 2^30."""
+    """The shape of the matrix of 2^exponent elements that is closest to a square: rows of 32768 at 2^30."""
     return 1 << exponent // 2, 1 << (exponent + 1) // 2
 
 
 def sweep(loss: Loss, dtype: str, exponent: int, compiled: bool = False) -> PointwiseWorkload:
-    """A loss of operands of one shape, with its default options."""
+    """A workload with all operands of one shape and the default options."""
     return PointwiseWorkload(loss, (square(exponent),) * len(loss.operands), dtype, compiled=compiled)
 
 
@@ -168,7 +169,7 @@ def loss_of(
     reduction: str = "mean",
     case: Mapping[str, Any] | None = None,
 ) -> PointwiseWorkload:
-    """A workload of a loss; operands beyond ``shapes`` keep their default numbers."""
+    """A workload of the loss called ``name``; operands without an entry in ``shapes`` keep their default numbers."""
     base, options = registry(Loss)[name], case or {}
     numbers = frozenset(x.name for x in base.operands[len(shapes) :])
     expression = None
@@ -184,7 +185,7 @@ def loss_of(
 
 
 def with_array(workload: PointwiseWorkload, added: str, shape: tuple[int, ...]) -> PointwiseWorkload:
-    """The workload with a weight or a mask of this shape, which broadcasts to that of its operands."""
+    """The workload with a weight or a mask of this shape, which broadcasts to the shape of its operands."""
     numbers = workload.loss.numbers if isinstance(workload.loss, ModifiedLoss) else frozenset()
     unreduced, reduction = _unreduced(workload), workload.reduction
     counts = added == "mask" or workload.loss.mean_of_weights
@@ -210,24 +211,24 @@ def over_dimensions(workload: PointwiseWorkload, dim: tuple[int, ...]) -> Pointw
 
 
 def _unreduced(workload: PointwiseWorkload) -> Call | None:
-    """torch's way to compute the elements of a workload without additions."""
+    """torch's way to compute the unreduced loss of a workload."""
     plain = loss_of(workload.loss.name, workload.shapes, workload.dtype, "none", workload.case)
     return plain.torchs() or plain.naive()
 
 
 def _with_numbers(loss: Loss, count: int, function: Call | None) -> Call | None:
-    """A call of the first operands, with tensors of the default numbers of the others."""
+    """A call with the first ``count`` operands; the others are scalar tensors with their default numbers."""
     numbers = [x.default for x in loss.operands[count:]]
     return function and (lambda *operands: function(*operands, *(operands[0].new_tensor(x) for x in numbers)))
 
 
 def _broadcasting(function: Call | None) -> Call | None:
-    """A call that broadcasts the operands first: some functions of torch do not, or warn of it."""
+    """A call that broadcasts the operands first, because some of torch's functions do not, or warn about it."""
     return function and (lambda *operands: function(*torch.broadcast_tensors(*operands)))
 
 
 def pair(name: str, shape: tuple[int, ...], dtype: str, **fields: Any) -> PointwiseWorkload:
-    """A workload with operands of one shape."""
+    """A workload whose required operands have one shape."""
     needed = [x for x in registry(Loss)[name].operands if x.default is None]
     return loss_of(name, (shape,) * len(needed), dtype, **fields)
 
@@ -252,7 +253,7 @@ def special() -> tuple[PointwiseWorkload, ...]:
 
 
 def added(losses: Mapping[str, Loss], dtype: str) -> tuple[PointwiseWorkload, ...]:
-    """The options that every loss takes, on one loss: a mask, a weight, and a result per row."""
+    """Workloads with the options that every loss has: a mask, a weight, and a mean per row."""
     full, row = (16384, 16384), (16384,)
     mse, huber = losses["mse_loss"], losses["huber_loss"]
     return (
@@ -288,7 +289,7 @@ def is_figure(workload: PointwiseWorkload) -> bool:
 def selection(
     losses: Sequence[Loss], dtypes: Sequence[str], sizes: Sequence[int], compile_sizes: Sequence[int]
 ) -> list[PointwiseWorkload]:
-    """The workloads of a run, those of the figures first: the budget may cut the rest."""
+    """The workloads of a run. Those of the figures come first, because the budget may cut off the rest."""
     names = {x.name for x in losses}
     chosen = [x for x in special() if x.loss.name in names and x.dtype in dtypes]
     for exponent in sorted(sizes, reverse=True):

@@ -17,7 +17,7 @@ F32, BF16, F16, F64 = "float32", "bfloat16", "float16", "float64"
 
 ALL = "all gradients"
 
-#: Losses whose arithmetic limits them in bfloat16.
+#: Losses that are bound by arithmetic in bfloat16.
 HEAVY = (
     "binary_cross_entropy", "wing_loss", "msle_loss", "poly1_loss", "itakura_saito_loss", "generalized_cross_entropy",
     "generalized_kl_div", "sigmoid_focal_loss", "asymmetric_loss", "general_robust_loss", "js_div",
@@ -52,18 +52,18 @@ def _layouts() -> Iterator[Case]:
     for dtype in DTYPES:
         yield case(pair("mse_loss", square(26), dtype), transposed(2), mode="forward")
         yield case(pair("mse_loss", square(26), dtype), transposed(2), operand=0)
-        # Batches of transposed matrices, and the outermost dimension of one the innermost of the other.
+        # Batches of transposed matrices, then operands whose outermost dimension is the other's innermost.
         yield case(pair("mse_loss", (64, 1024, 1024), dtype), transposed(3))
         yield case(pair("mse_loss", (512, 256, 512), dtype), transposed(3, 0, 2))
         yield case(pair("mse_loss", (16, 64, 256, 256), dtype), channels_last(4))
-        # Sizes that no tile divides.
+        # Sizes that are not multiples of a tile.
         yield case(pair("mse_loss", (8191, 8191), dtype), transposed(2))
         yield case(pair("mse_loss", (8191, 8191), dtype), transposed(2), mode=ALL)
         yield case(pair("mse_loss", (1 << 20, 24), dtype), transposed(2))
         yield case(pair("mse_loss", (12, 1 << 22), dtype), transposed(2))
         yield case(pair("mse_loss", (64, 512, 33, 31), dtype), channels_last(4))
     yield case(pair("mse_loss", (300, 111849), BF16), transposed(2))
-    # Few neighbours of one operand lie far apart in the other, or as many dimensions as tensors have.
+    # Runs of only a few neighbours, which are far apart in the other operand; then five dimensions.
     yield case(pair("mse_loss", (7, 11, 13, 33521), F32), transposed(4))
     yield case(pair("mse_loss", (4, 3, 129, 130, 131), F32), transposed(5, 0, 3))
     yield case(pair("mse_loss", square(26), F32, reduction="none"), transposed(2))
@@ -94,7 +94,7 @@ def _broadcast() -> Iterator[Case]:
     yield case("mse_loss", (64, 1, 1), BF16, middle)
     yield case("mse_loss", (1, 1024, 1), BF16, middle)
     yield case("mse_loss", (1, 64, 1, 1), F32, (16, 64, 256, 256))
-    # Rows that no vector divides, with and without the gradient of the other operand.
+    # Rows whose length is not a multiple of a vector, with and without the gradient of the other operand.
     odd: tuple[int, ...] = (5793, 5793)
     for dtype in DTYPES:
         for target in ((5793, 1), (1, 5793)):
@@ -105,7 +105,7 @@ def _broadcast() -> Iterator[Case]:
     yield case("mse_loss", (1, 33), BF16, (1000003, 33))
     yield case("mse_loss", (1, 1 << 20, 1), BF16, (5, 1 << 20, 7))
     yield case("binary_cross_entropy_with_logits", (5793, 1), BF16, odd)
-    # Both operands are broadcast, and the gradient of one alone.
+    # Both operands broadcast, then only the gradient of a broadcast operand, then a small case.
     yield Case(BROADCAST, loss_of("mse_loss", ((8192, 1), (8192,)), F32), ALL)
     yield Case(BROADCAST, loss_of("mse_loss", ((8192,), (8192, 8192)), F32), copy_bar=0.6)
     yield Case(BROADCAST, loss_of("mse_loss", ((1024, 1024), (1024,)), F32), ALL)

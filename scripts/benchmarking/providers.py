@@ -1,4 +1,4 @@
-"""Providers of a loss: this library, torch in several ways, and Liger and QuACK if they are installed."""
+"""Providers of a loss: this library, several ways to compute it with torch, and Liger and QuACK if installed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def naive(workload: Workload) -> Call | None:
 
 
 def eager(workload: Workload) -> Call | None:
-    """The call that users of torch make; None if it is the naive formula."""
+    """The call that users of torch make; None if that is the naive formula."""
     return workload.torchs()
 
 
@@ -45,17 +45,17 @@ def compiled(workload: Workload) -> Call:
     def call(*operands: torch.Tensor) -> torch.Tensor:
         return function(*operands)
 
-    # torch tells compiled functions apart by their code, and after a few variants runs them uncompiled.
+    # torch identifies compiled functions by their code object, and runs them uncompiled after a few variants.
     torch.compiler.reset()
     return torch.compile(call, dynamic=False, fullgraph=True)
 
 
 class Absent(Exception):
-    """The reason why a peer does not compute a workload."""
+    """Raised with the reason why a peer does not compute a workload."""
 
 
 def _liger_kl(workload: Workload, mode: str) -> Call | None:
-    # Liger needs operands of one shape and differentiates only the first.
+    # Liger requires operands of the same shape and differentiates only the first.
     if workload.differentiated(mode) > 1 or len(set(workload.shapes)) > 1:
         return None
     from liger_kernel.transformers import LigerKLDIVLoss
@@ -85,7 +85,7 @@ def _quack_one_pass(workload: Workload, mode: str) -> Call | None:
         return None
 
     def values(*operands: torch.Tensor) -> torch.Tensor:
-        # Below autograd: the gradient is complete when the operator returns.
+        # The operator bypasses autograd: the gradient is complete when it returns.
         with torch.no_grad():
             return call(*(x.detach() for x in operands))[0]
 
@@ -95,9 +95,9 @@ def _quack_one_pass(workload: Workload, mode: str) -> Call | None:
 def _with_options(
     function: Callable[..., Any], workload: Workload, theirs: Mapping[str, str], **more: Any
 ) -> Call | None:
-    """A peer's function of rows of logits with the options of a workload; None if it lacks one of them.
+    """A peer's loss of rows of logits with the options of a workload; None if the peer lacks one of them.
 
-    ``theirs`` maps our option names to the peer's, where they differ.
+    ``theirs`` maps our option names to the peer's where they differ.
     """
     if workload.kind != "indices":
         return None
@@ -123,22 +123,23 @@ def _raising(error: Exception) -> Call:
     return call
 
 
-#: Peers: a function that makes the call for a workload and a mode, or returns None if the peer computes something else.
+#: For each peer and loss, a function that makes the call for a workload and a mode, or returns None if the peer
+#: computes something else.
 PEERS: Mapping[str, Mapping[str, Callable[[Workload, str], Call | None]]] = {
     LIGER: {"kl_div": _liger_kl, "cross_entropy": _liger_cross_entropy},
     QUACK: {"cross_entropy": _quack_cross_entropy},
     QUACK_OP: {"cross_entropy": _quack_one_pass},
 }
 
-#: The modules to import them from.
+#: The module that each peer is imported from.
 MODULES = {LIGER: "liger_kernel", QUACK: "quack", QUACK_OP: "quack"}
 
-#: Peers that write the gradient over the operand.
+#: Peers that overwrite the operand with its gradient.
 OVERWRITING = frozenset({(LIGER, "cross_entropy")})
 
 
 def peers(workload: Workload, mode: str) -> dict[str, Call]:
-    """The installed peers that compute the same."""
+    """The calls of the installed peers that compute the same loss."""
     found: dict[str, Call] = {}
     for name, makers in PEERS.items():
         make = makers.get(workload.loss.name)
@@ -154,38 +155,38 @@ def peers(workload: Workload, mode: str) -> dict[str, Call]:
 
 
 def not_installed(names: Collection[str]) -> dict[str, str]:
-    """The requested providers that are not installed, and the reason."""
+    """The requested providers that are not installed, with the reason."""
     found = {name: module for name, module in MODULES.items() if name in names and sys.modules.get(module) is None}
     return {name: f"no package {module}" for name, module in found.items() if find_spec(module) is None}
 
 
 def expressions(workload: Workload) -> dict[str, Call]:
-    """Ours, eager and naive. If the last two are the same expression, it is listed as eager."""
+    """The calls of ours, eager and naive. If eager and naive are the same expression, it is listed as eager."""
     found = [x for x in (eager(workload), naive(workload)) if x is not None]
     return {OURS: ours(workload), **dict(zip((EAGER, NAIVE), found, strict=False))}
 
 
 def rivals(workload: Workload) -> dict[str, Call]:
-    """Ours and eager."""
+    """The calls of ours and eager."""
     found = expressions(workload)
     return {name: found[name] for name in (OURS, EAGER)}
 
 
 def providers(workload: Workload, mode: str, compile: bool, wanted: Sequence[str] = RIVALS) -> dict[str, Call]:
-    """Ours, and each wanted provider that computes this workload, by name."""
+    """The calls of ours and of each wanted provider that computes this workload, by name."""
     found = expressions(workload)
     if compile and COMPILE in wanted:
         found[COMPILE] = compiled(workload)
     if {*wanted} & PEERS.keys():
-        # Importing peers takes seconds.
+        # Only on request, because importing peers takes seconds.
         found |= peers(workload, mode)
     return {name: call for name, call in found.items() if name == OURS or name in wanted}
 
 
 def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | None]:
-    """Runs something and returns its status and result; clears the remains of a failure.
+    """Calls ``run`` and returns the status and the last result; cleans up after a failure.
 
-    An error that leaves the GPU unusable is raised: nothing measured after it would mean anything.
+    Raises errors that leave the GPU unusable, because nothing measured after them would mean anything.
     """
     result = None
     try:
@@ -198,11 +199,11 @@ def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | No
     except Absent as reason:
         status = f"absent: {reason}"
     except Exception as error:
-        # Some providers colour their messages.
+        # Some providers colour their messages with ANSI codes.
         first = (Text.from_ansi(str(error).strip()).plain.splitlines() or [""])[0]
         status = f"failed: {type(error).__name__}: {first[:200]}"
     del result
-    # CUDA reports a non-fatal error once more, at the next launch: clear it before the next provider.
+    # CUDA reports a non-fatal error again at the next launch: clear it before the next provider runs.
     with suppress(RuntimeError):
         torch.ones(1, device=workloads.DEVICE).add_(1)
     torch.cuda.synchronize()
@@ -212,10 +213,10 @@ def attempt(run: Callable[[], Result], times: int = 1) -> tuple[str, Result | No
 
 
 def attempts(calls: Mapping[str, Callable[[], object]]) -> dict[str, str]:
-    """Warms each call up and returns its status.
+    """Warms up each call and returns its status by name.
 
     Raises:
-        RuntimeError: one of them left the GPU unusable.
+        RuntimeError: a call left the GPU unusable.
     """
     found = {}
     for name, call in calls.items():

@@ -1,7 +1,7 @@
 """Random cases: GPU time of random losses, shapes, dtypes, layouts and modes beside eager and a copy.
 
-A grid has the cases that somebody thought of. Here none may be slower than eager, nor than contiguous copies of its
-operands followed by ours; there are no other bars. The same seed draws the same cases.
+A grid has only the cases that somebody thought of. No random case may be slower than eager, nor than our loss on
+contiguous copies of its operands, copying included; there are no other bars. A seed always draws the same cases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLUMNS = cliffs.COLUMNS
 
 
 def cases(losses: Sequence[Definition], count: int, seed: int) -> list[Case]:
-    """So many cases of these losses, about as many of each engine."""
+    """Draws ``count`` cases of these losses, about equally many of each engine."""
     draw = Draw(seed)
     by_engine: dict[type[Workload], list[Definition]] = {}
     for loss in losses:
@@ -50,7 +50,7 @@ def _case(loss: Definition, draw: Draw) -> Case:
 
 
 def _layout(dims: int, draw: Draw) -> Layout:
-    """A layout other than contiguous and aligned."""
+    """Draws a layout that is not contiguous or not aligned."""
     kind = draw.choice(("order", "order", "step", "padding", "offset")) if dims > 1 else draw.choice(("step", "offset"))
     if kind == "step":
         return Layout(step=draw.choice((2, 3)))
@@ -65,5 +65,5 @@ def _layout(dims: int, draw: Draw) -> Layout:
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of the cases of a run's losses, number and seed."""
+    """Yields the rows of the cases that the losses, count and seed of a run determine."""
     yield from cliffs.rows(cases(run.losses, run.count, run.seed), run)

@@ -1,18 +1,18 @@
-"""Why some cases of the section ``cliffs`` miss a bar, each with the measurement that shows it."""
+"""Reasons why some cases of the section ``cliffs`` miss a bar, each with the measurement that shows it."""
 
 from __future__ import annotations
 
 
 def _faster_copy(h200: float, limit: float, h100: float) -> str:
-    """The reason of a case that an H100 meets the bar of, but not an H200, whose arithmetic is as fast."""
+    """The reason for a case whose bar an H100 meets but an H200 misses: it copies faster, but computes no faster."""
     return (
         f"an H200 takes {h200:g}, and {limit:g} would meet the bar: its copy is 1.4 times as fast as an H100's, its "
         f"arithmetic is not; an H100 takes {h100:g} and meets the bar"
     )
 
 
-#: Reasons by parts of a title, all of which it has; a newline is its end. Times are milliseconds on one H100 (80 GB
-#: HBM3) of forward and backward, if nothing else is said, such as an H200; docs/performance/ has the tables.
+#: Reasons by substrings of a case's title, all of which must occur in it; a newline stands for its end. Unless stated
+#: otherwise, times are milliseconds of forward and backward on one H100 (80 GB HBM3); docs/performance/ has the tables.
 REASONS: dict[tuple[str, ...], str] = {
     ("options", "671088x100", "forward+backward, softcap"): (
         "both passes evaluate each capped logit, some 30 instructions, from shared memory: 0.138; with 100 products in "
@@ -331,10 +331,10 @@ REASONS: dict[tuple[str, ...], str] = {
 
 
 def explains(parts: tuple[str, ...], title: str) -> bool:
-    """True if a title has all these parts."""
+    """True if a title contains all these substrings."""
     return all(x in f"{title}\n" for x in parts)
 
 
 def reason(title: str) -> str:
-    """The reason of a case by its title; empty if there is none."""
+    """The reason for the case with this title; empty if there is none."""
     return next((text for parts, text in REASONS.items() if explains(parts, title)), "")

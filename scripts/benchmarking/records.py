@@ -1,4 +1,4 @@
-"""Measured rows as append-only CSV files: one file per section, one row per measurement, with its environment."""
+"""Measured rows in append-only CSV files: one file per section, one row per measurement, with its environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 Row = Mapping[str, Any]
 
-#: The last columns of every file.
+#: The last columns of every file: the environment of a measurement.
 ENVIRONMENT = ("gpu", "driver", "cuda", "torch", "cupy", "cupylosses", "commit", "date")
 
 
@@ -40,9 +40,9 @@ def environment() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The measured commit, marked if the library differs from it.
+    """The measured commit, marked `-dirty` if the library differs from it.
 
-    ``CUPYLOSSES_COMMIT`` names the commit if the files were copied without their history.
+    The environment variable ``CUPYLOSSES_COMMIT`` names the commit if the files were copied without their history.
     """
     if given := os.environ.get("CUPYLOSSES_COMMIT"):
         return given
@@ -63,7 +63,7 @@ class Writer:
     """Appends rows to ``<directory>/<section>.csv``; each row is on disk when :meth:`write` returns.
 
     Raises:
-        ValueError: the file has other columns, so its rows would end up in the wrong ones.
+        ValueError: the file has other columns, so new cells would end up in the wrong ones.
     """
 
     def __init__(self, directory: Path, section: str, columns: Sequence[str], where: Mapping[str, str]) -> None:
@@ -77,7 +77,7 @@ class Writer:
             )
 
     def write(self, row: Row) -> None:
-        """Appends one row, with the header first if the file is new. Columns that the row lacks stay empty.
+        """Appends one row, after the header if the file is new. Columns that the row lacks stay empty.
 
         Raises:
             ValueError: the row has a column that the file lacks.
@@ -92,7 +92,7 @@ class Writer:
 
 
 def header(path: Path) -> list[str]:
-    """The columns of a file; none if it does not exist or is empty."""
+    """The columns of a file; an empty list if it does not exist or is empty."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -100,14 +100,14 @@ def header(path: Path) -> list[str]:
 
 
 def spell(value: Any) -> str:
-    """A value as a cell: six significant digits exceed the resolution of any clock here."""
+    """A value as a cell. Floats have six significant digits, more than any clock here resolves."""
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, numbers as numbers; none if it does not exist."""
+    """The rows of a file, with numeric cells parsed; an empty list if it does not exist."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -115,7 +115,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def number(cell: str) -> Any:
-    """The number that a cell spells, or its text."""
+    """The number that a cell contains, or its text."""
     for kind in (int, float):
         try:
             return kind(cell)
@@ -125,7 +125,7 @@ def number(cell: str) -> Any:
 
 
 def latest(rows: Sequence[Row], key: Sequence[str], gpu: str | None = None) -> list[Row]:
-    """The newest row for each combination of the columns ``key``, on one GPU model: by default that of the last row."""
+    """The newest row for each combination of the columns ``key`` on one GPU model, by default that of the last row."""
     if not rows:
         return []
     gpu = gpu or rows[-1]["gpu"]

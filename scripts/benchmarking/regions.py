@@ -19,14 +19,16 @@ from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.testing.eager import Call
 from cupylosses.testing.regions.eager import twin
 
-#: Arguments that may be added, and the part of the voxels that a mask keeps.
+#: Operands that may be added, and the fraction of the voxels that a mask keeps.
 CLASS_WEIGHT, MASK, KEPT = "class_weight", "mask", 0.75
 
 
 @dataclass(frozen=True)
 class RegionWorkload(Workload):
-    """A region loss. The shapes are those of the logits, with the classes in dimension 1, of the labels, or of targets
-    per class, and of what is ``added``: class weights, a mask, or both.
+    """A region loss.
+
+    ``shapes`` are those of the logits, with the classes in dimension 1, of the target (labels or dense targets), and of
+    the operands that ``added`` names: class weights, a mask, or both. ``label`` is the dtype of the target.
     """
 
     Definition: ClassVar = RegionLoss
@@ -47,7 +49,7 @@ class RegionWorkload(Workload):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        # Targets with a gradient come before what is added.
+        # "all gradients" would count floating operands among the added ones, too, although they get no gradient.
         return tuple(MODES)[:2] if self.added else tuple(MODES)
 
     @property
@@ -56,7 +58,7 @@ class RegionWorkload(Workload):
 
     @property
     def reads_again(self) -> bool:
-        """The gradient needs the sums over whole samples."""
+        """True: the gradient needs the sums over whole samples, so backward reads the operands again."""
         return True
 
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
@@ -127,7 +129,7 @@ class RegionWorkload(Workload):
 
 
 def regions(loss: RegionLoss, shape: Sequence[int], dtype: str, label: str) -> RegionWorkload:
-    """A workload of logits of this shape, and labels; targets per class if these have a floating dtype."""
+    """A workload with logits of this shape, and labels, or dense targets if ``label`` is a floating dtype."""
     dense = label in FLOATING
     shapes = tuple(shape), tuple(shape) if dense else (*shape[:1], *shape[2:])
     title = f"{figures.REGION_VOXELS}, {label} {'targets per class' if dense else 'labels'}"

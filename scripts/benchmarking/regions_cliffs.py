@@ -17,7 +17,7 @@ REGIONS, SECOND = "regions", "second derivatives of regions"
 
 #: Logits of street scenes.
 STREETS = (8, 19, 512, 512)
-#: Logits of volumes with a target per class, of few classes and of many.
+#: Logits of volumes with dense targets, with few classes and with many.
 DENSE = (2, 8, 128, 128, 64)
 MANY_DENSE = (2, 32, 128, 128, 48)
 
@@ -30,7 +30,7 @@ def cases() -> Iterator[Case]:
         yield _case("dice_loss", (2, 4, 128, 128, 128), dtype)
         yield _case("dice_ce_loss", (1, 2, 96, 96, 96), dtype)
         yield _case("dice_focal_loss", (8, 2, 1024, 1024), dtype, channels_last(4))
-        # Rows of pixels that no vector divides; and samples that lie between each other's pixels.
+        # A number of pixels that is not a multiple of a vector; then samples whose pixels interleave in memory.
         yield _case("tversky_loss", (4, 21, 513, 513), dtype)
         yield _case("dice_loss", (4, 16, 256, 256), dtype, Layout((2, 3, 0, 1)))
     yield _case("dice_loss", STREETS, BF16, Layout(offset=1))

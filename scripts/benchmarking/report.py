@@ -1,4 +1,4 @@
-"""Readable tables of measured rows. Needs neither torch nor a GPU."""
+"""Printed tables of measured rows. Needs neither torch nor a GPU."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from benchmarking.figures import (
 )
 from benchmarking.records import Row
 
-#: Providers in the order of their columns: for element-wise losses, and for losses of rows.
+#: Rivals in the order of their columns: in the section `throughput`, and in the section `rows`.
 RIVALS = (COMPILE, EAGER, NAIVE, LIGER)
 ROW_RIVALS = (COMPILE, EAGER, LIGER, QUACK, QUACK_OP)
 
-#: Columns that group the rows of all providers into one line of the throughput table.
+#: Columns that identify a line of the throughput table, which combines the rows of all providers.
 LINE = KEY[:-1]
 
 
 def fixed(value: Any, pattern: str = ".3g", unit: str = "") -> str:
-    """A formatted number, or a dash for None."""
+    """A formatted number, or a dash for anything else."""
     return f"{value:{pattern}}{unit}" if isinstance(value, (int, float)) else "-"
 
 
 def table(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
-    """A table whose first column is text and whose others are numbers."""
+    """A table whose first column is text and whose other columns are numbers."""
     result = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for i, column in enumerate(columns):
         result.add_column(column, justify="right" if i else "left", no_wrap=True)
@@ -51,7 +51,7 @@ def table(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]]) ->
 
 
 def grouped(rows: Sequence[Row], key: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Row]]:
-    """Groups rows by the columns ``key``, and within a group by provider."""
+    """Groups rows by the columns ``key``, and by provider within a group."""
     result: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         result.setdefault(tuple(row[column] for column in key), {})[row["provider"]] = row
@@ -59,7 +59,7 @@ def grouped(rows: Sequence[Row], key: Sequence[str]) -> dict[tuple[Any, ...], di
 
 
 def throughput(rows: Sequence[Row]) -> Table:
-    """One line per workload and mode: our time and bandwidth, and the factor over each rival."""
+    """Table with one line per workload and mode: our time and bandwidth, and our speed-up over each rival."""
 
     def name(row: Row) -> str:
         title = row["loss"] if row["workload"] == SWEEP else row["workload"]
@@ -70,7 +70,7 @@ def throughput(rows: Sequence[Row]) -> Table:
 
 
 def of_rows(rows: Sequence[Row]) -> Table:
-    """One line per workload of losses of rows, with the time per byte relative to the plain case."""
+    """Table with one line per workload of rows and mode, with the time per byte relative to the plain case."""
 
     def name(row: Row) -> str:
         case = f", {row['case']}" if row.get("case") else ""
@@ -116,7 +116,7 @@ def _speedup(row: Row | None) -> str:
 
 
 def host(rows: Sequence[Row]) -> Table:
-    """Microseconds of whole calls beside eager's, then the parts of ours."""
+    """Table of host microseconds: whole calls of ours and eager, then the parts of our call."""
     calls = [r for r in rows if r["kind"] == "call"]
     lines = [
         [f"{r['loss']}, {r['what']}, {r['provider']}", fixed(r.get("us"), ".2f"), fixed(r.get("eager_ratio"), ".2f")]
@@ -127,7 +127,7 @@ def host(rows: Sequence[Row]) -> Table:
 
 
 def graph(rows: Sequence[Row]) -> Table:
-    """Microseconds of a step in a graph, ours beside eager's."""
+    """Table of microseconds per step in a CUDA graph, ours beside eager's."""
     lines = []
     for (loss, elements), found in grouped(rows, ("loss", "elements")).items():
         ours, eager = found.get(OURS, {}), found.get(EAGER, {})
@@ -139,7 +139,7 @@ def graph(rows: Sequence[Row]) -> Table:
 
 
 def startup(rows: Sequence[Row]) -> Table:
-    """Seconds to the first loss."""
+    """Table of the seconds that the first loss of a process takes."""
     stages = ("import_s", "forward_s", "backward_s", "call_s", "total_s")
     lines = [[f"{r['loss']}, {r['cache']} cache", *(_status(r, s, ".3f") for s in stages)] for r in rows]
     title = "First loss of a process after importing torch and CuPy, seconds"
@@ -147,7 +147,7 @@ def startup(rows: Sequence[Row]) -> Table:
 
 
 def memory(rows: Sequence[Row]) -> Table:
-    """Peak MiB beyond the results."""
+    """Table of peak memory beyond the results, in MiB."""
     lines = [
         [
             f"{r['loss']}, {power(r['elements'])}, {r['mode']}, {r['provider']}",
@@ -160,7 +160,7 @@ def memory(rows: Sequence[Row]) -> Table:
 
 
 def accuracy(rows: Sequence[Row]) -> Table:
-    """Units in the last place from the truth."""
+    """Table of errors in units in the last place."""
     lines = [
         [f"{r['loss']}, {power(r['elements'])}, {r['provider']}", str(r.get("value", "")), _status(r, "ulp", ".3f")]
         for r in rows
@@ -169,7 +169,7 @@ def accuracy(rows: Sequence[Row]) -> Table:
 
 
 def linear(rows: Sequence[Row]) -> Table:
-    """One line per shape, variant and provider: time beside that of the products of matrices, and peak memory."""
+    """Table with one line per shape, variant and provider: time beside that of the matrix products, and peak memory."""
     lines = [
         [
             f"{r['loss']}, {r['shape']} {r['dtype']}, {r['variant']}, {r['provider']}",
@@ -190,7 +190,7 @@ def linear(rows: Sequence[Row]) -> Table:
 
 
 def sequences(rows: Sequence[Row]) -> Table:
-    """One line per loss, shape, mode and provider: time, and peak memory."""
+    """Table with one line per loss, shape, mode and provider: time and peak memory."""
     lines = [
         [
             f"{r['loss']}, {r['shape']} {r['dtype']}, {r.get('mode', '')}, {r['provider']}",
@@ -207,13 +207,13 @@ def sequences(rows: Sequence[Row]) -> Table:
 
 
 def bars_of(row: Row, section: str) -> tuple[str, str]:
-    """The bars of one row, and whether it meets them all; nothing where there are none."""
+    """The bars of one row, and "yes" if it meets them all, otherwise "no"; empty strings if it has none."""
     found = [verdict(bar, {section: [row]}) for bar in BARS if bar.section == section and bar.selects(row)]
     return ", ".join(x.limit for x in found), ("yes" if all(x.within for x in found) else "no") if found else ""
 
 
 def cliffs(rows: Sequence[Row]) -> Table:
-    """One line per off-headline case, the worst first: failures, then by the factor by which a bar is missed."""
+    """Table with one line per off-headline case: failures first, then by the factor that a bar is missed by."""
     ordered = sorted(rows, key=lambda r: -(inf if r.get("shortfall") is None else r["shortfall"]))
     lines = [
         [
@@ -268,15 +268,15 @@ TABLES: Mapping[str, Callable[[Sequence[Row]], Table]] = {
     "random_cases": cliffs,
 }
 
-#: Sections that run only if asked for: each of their cases has bars of its own.
+#: Sections that run only on request. Each of their cases has its own bars.
 OFF_HEADLINE = ("cliffs", "random_cases")
 
-#: The sections of a run that does not choose any.
+#: Sections that run by default.
 DEFAULT = tuple(x for x in TABLES if x not in OFF_HEADLINE)
 
 
 def bars(sections: Mapping[str, Sequence[Row]]) -> Table:
-    """Every figure of the project: the bar, the measured value, the result."""
+    """Table of the project's figures: each bar, the measured value and the verdict."""
     result = table("Figures: the worst row that counts", ["figure", "bar", "measured", "within", "met"], [])
     for bar in BARS:
         found = verdict(bar, sections)

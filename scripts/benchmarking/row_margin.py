@@ -1,4 +1,4 @@
-"""Losses of rows of scores that labels are to exceed, as workloads."""
+"""Workloads of margin losses: losses of rows of scores that the labels' scores should exceed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from cupylosses.testing.row_margin.eager import twin
 
 @dataclass(frozen=True)
 class MarginWorkload(Workload):
-    """A loss of rows of scores. ``shapes`` are those of the scores and of the labels; lists of labels have as many
-    places as there are classes, which torch's function needs.
+    """A loss of rows of scores.
+
+    ``shapes`` are those of the scores and of the labels. Lists of labels have as many places as there are classes,
+    because torch's function requires it.
     """
 
     Definition: ClassVar = MarginLoss
@@ -38,7 +40,7 @@ class MarginWorkload(Workload):
     def least_read(self) -> int:
         if not self.loss.several:
             return self.bytes
-        # Of each list, the labels up to its end.
+        # Only the labels of a list and its end marker must be read.
         return self.operand_bytes[0] + 8 * (min(LABELS, self.shape[-1] - 1) + 1) * self.values
 
     @property
@@ -64,7 +66,7 @@ class MarginWorkload(Workload):
         return twin(self.loss, self.loss.values(self.case), self.reduction)
 
     def compiled_in(self, modes: Sequence[str], quick: bool) -> list[str]:
-        # That of lists is wrong, and has all pairs in memory.
+        # torch.compile's result for lists of labels is wrong, and it stores all pairs in memory.
         return [x for x in modes if x != "forward" and not quick and not self.loss.several]
 
     @classmethod
@@ -84,7 +86,7 @@ class MarginWorkload(Workload):
     @classmethod
     def fitting(cls, loss: MarginLoss, free: int) -> MarginWorkload:
         (rows, classes), dtype = SCORES[0]
-        # Lists take as many labels of 8 bytes as there are classes.
+        # A list of labels has 8 bytes per class.
         each = classes * (getattr(torch, dtype).itemsize + 8 * loss.several)
         return scores(loss, (min(rows, 1 << max(0, (free // each).bit_length() - 1)), classes), dtype)
 
@@ -98,6 +100,6 @@ class MarginWorkload(Workload):
 
 
 def scores(loss: MarginLoss, shape: Sequence[int], dtype: str) -> MarginWorkload:
-    """A workload of rows and classes."""
+    """A workload with scores of this shape, classes last."""
     labels = tuple(shape) if loss.several else tuple(shape[:-1])
     return MarginWorkload(loss, (tuple(shape), labels), dtype, figures.SCORE_ROWS)

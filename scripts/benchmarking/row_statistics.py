@@ -1,4 +1,4 @@
-"""Losses of row statistics as workloads."""
+"""Workloads of losses of row statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cupylosses.testing.row_statistics.eager import twin
 
 @dataclass(frozen=True)
 class StatisticsWorkload(Workload):
-    """A loss of rows. ``shapes`` has one per operand, with the features last."""
+    """A loss of vectors. ``shapes`` has the shape of each operand, with the features in the last dimension."""
 
     Definition: ClassVar = StatisticsLoss
     section = "throughput"
@@ -85,6 +85,6 @@ class StatisticsWorkload(Workload):
 def vectors(
     loss: StatisticsLoss, shape: Sequence[int], dtype: str, title: str = figures.VECTOR_ROWS
 ) -> StatisticsWorkload:
-    """A workload of rows and features."""
+    """A workload with vectors of this shape, features last."""
     shapes = [tuple(shape[:-1]) if x.name in loss.row_operands else tuple(shape) for x in loss.operands]
     return StatisticsWorkload(loss, tuple(shapes), dtype, title)

@@ -15,7 +15,7 @@ F32, BF16 = "float32", "bfloat16"
 
 VECTORS, SECOND = "vectors", "second derivatives of vectors"
 
-#: Few and many features, and few vectors.
+#: Shapes (vectors, features): few features, a common number of features, and few but long vectors.
 SHORT, COMMON, FEW = (1 << 22, 8), (65536, 256), (4, 1 << 22)
 
 

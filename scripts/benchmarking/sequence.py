@@ -1,4 +1,4 @@
-"""Losses of sequences as workloads; the section `sequences` measures their shapes."""
+"""Workloads of losses of sequences; the section `sequences` measures them at their shapes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from cupylosses.testing.sequence.eager import twin
 
 @dataclass(frozen=True)
 class SequenceWorkload(Workload):
-    """A loss of the logits of sequences, log-softmax included. ``shapes`` are those of logits, targets and both
-    lengths, of which all are full.
+    """A loss of the logits of sequences, log-softmax included.
+
+    ``shapes`` are those of the logits, the targets, the input lengths and the target lengths. All sequences have full
+    length.
     """
 
     Definition: ClassVar = SequenceLoss
@@ -60,7 +62,7 @@ class SequenceWorkload(Workload):
         return [logits, torch.randint(1, classes, targets, **given), *ends]
 
     def ours(self) -> Call:
-        """From logits: ours takes them, or is behind torch's log-softmax."""
+        """This library's function of logits, after torch's log-softmax if it expects log-probabilities."""
         function, options = getattr(functional, self.loss.name), {**self.case, "reduction": self.reduction}
         if self.loss.logits:
             return lambda x, *others: function(x, *others, **options)
@@ -87,7 +89,7 @@ class SequenceWorkload(Workload):
 
     @classmethod
     def fitting(cls, loss: SequenceLoss, free: int) -> SequenceWorkload:
-        """The large workload, with as many samples as fit."""
+        """The large workload, with as many of its samples as fit."""
         (frames, samples, classes, labels), dtype = LARGE_SEQUENCES
         fits = max(1, free // (frames * classes * getattr(torch, dtype).itemsize))
         return sequences(loss, (frames, min(samples, fits), classes, labels), dtype)
@@ -106,7 +108,7 @@ class SequenceWorkload(Workload):
 
 
 def sequences(loss: SequenceLoss, sizes: Sequence[int], dtype: str, **fields: Any) -> SequenceWorkload:
-    """A workload of frames, samples, classes and labels."""
+    """A workload with these numbers of frames, samples, classes and labels."""
     frames, samples, classes, labels = sizes
     shapes = ((frames, samples, classes), (samples, labels), (samples,), (samples,))
     return SequenceWorkload(loss, shapes, dtype, figures.OF_SEQUENCES, **fields)

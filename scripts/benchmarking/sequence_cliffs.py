@@ -1,4 +1,4 @@
-"""Off-headline cases of losses of sequences. Their recursion limits them, so eager is their bar."""
+"""Off-headline cases of losses of sequences. The recursion over frames bounds their time, so eager is the bar."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SEQUENCES = "sequences"
 
 
 def cases() -> Iterator[Case]:
-    """All cases: frames, samples, classes and labels."""
+    """All cases, by frames, samples, classes and labels."""
     yield _case((512, 64, 128, 60), F32)
     yield _case((512, 64, 128, 60), F32, reduction="none")
     yield _case((512, 64, 128, 60), F32, mode="forward")
     yield _case((512, 64, 128, 60), F64)
-    # Frames of a sample next to each other, as a model that has the batch first leaves them.
+    # The frames of a sample are adjacent in memory, as in the output of a batch-first model.
     yield _case((512, 64, 128, 60), F32, {0: Layout((1, 0, 2))})
     yield _case((1500, 4, 5000, 200), F32)
     yield _case((50, 256, 37, 10), F32)

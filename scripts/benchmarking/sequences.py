@@ -1,7 +1,8 @@
 """Losses of sequences from logits, log-softmax included: time and peak memory beside torch's two implementations.
 
-torch takes its own kernels for targets on the GPU, and cuDNN's for concatenated int32 targets and lengths on the CPU;
-there they lie before the measurement begins. A loss that torch cannot compute at a shape has its error as status.
+torch uses its own kernels if the targets are on the GPU, and cuDNN's if concatenated int32 targets and the lengths are
+on the CPU; they are placed there before the measurement begins. Where torch cannot compute a shape, its error is the
+status.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COLUMNS = (
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of all losses and shapes; in a quick run of the first shape."""
+    """Yields the rows of all losses and shapes; a quick run has only the first shape."""
     for workload in SequenceWorkload.chosen(run):
         if run.begin(str(workload)):
             yield from _measure(workload, run)
@@ -80,16 +81,16 @@ def _step(call: Call, inputs: Inputs, number: int) -> None:
 
 
 def _peak(call: Call, operands: tuple[torch.Tensor, ...]) -> int:
-    """Peak bytes beyond operands, value and gradients, of a second call."""
+    """Peak bytes of a second call beyond operands, value and gradients."""
     step(call, operands)
     outputs, most = memory.peak(call, operands)
     return most - outputs
 
 
 def _cudnn(eager: Call, inputs: Inputs) -> Call:
-    """The call of torch with operands that it hands to cuDNN: 32-bit targets in one row on the CPU, lengths as numbers.
+    """torch's call with operands that it passes to cuDNN: concatenated int32 targets on the CPU, lengths as numbers.
 
-    Lengths in tensors would have to lie on the GPU, with the targets.
+    Lengths in tensors would have to be on the GPU, and so would the targets.
     """
 
     def numbers(lengths: torch.Tensor) -> tuple[int, ...]:

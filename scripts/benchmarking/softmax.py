@@ -1,4 +1,4 @@
-"""Losses of rows of logits as workloads: the shapes of the figures, options, and operands."""
+"""Workloads of losses of rows of logits: the shapes of the figures, options, and operands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.eager import Call
 from cupylosses.testing.softmax.eager import twin
 
-#: One label in this many is ignored, if any are.
+#: In workloads with ignored labels, one label in this many is ignored.
 IGNORED_OF = 8
 
 #: The label of pixels without a class.
@@ -43,10 +43,11 @@ VOID = 255
 
 @dataclass(frozen=True)
 class SoftmaxWorkload(Workload):
-    """A loss of rows. ``shapes`` are those of the logits (classes in the second dimension), of the target and, with a
-    ``weight`` in ``case``, of the class weights.
+    """A loss of rows of logits.
 
-    ``kind`` is the kind of target, as in `SoftmaxLoss`; ``beside`` is the workload to compare with.
+    ``shapes`` are those of the logits (classes in the second dimension), of the target and, with a ``weight`` in
+    ``case``, of the class weights. ``kind`` is the kind of target, as in `SoftmaxLoss`; ``beside`` is the workload to
+    compare with.
     """
 
     Definition: ClassVar = SoftmaxLoss
@@ -60,7 +61,7 @@ class SoftmaxWorkload(Workload):
 
     @property
     def names(self) -> list[str]:
-        """The arguments that are operands."""
+        """Names of the arguments that are operands."""
         found = [x.name for x in self.loss.operands]
         return found if len(self.shapes) == 2 else [*found, str(self.loss.weights)]
 
@@ -78,7 +79,7 @@ class SoftmaxWorkload(Workload):
     def least_read(self) -> int:
         if self.loss.softmax or self.kind != "indices":
             return self.bytes
-        # Of each row, the label's log-probability alone.
+        # Of each row, only the label's log-probability must be read.
         row = getattr(torch, self.dtype).itemsize * self.shape[1]
         return self.bytes - self.operand_bytes[0] + self.operand_bytes[0] // row * getattr(torch, self.dtype).itemsize
 
@@ -96,7 +97,7 @@ class SoftmaxWorkload(Workload):
 
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
         generator = torch.Generator(workloads.DEVICE).manual_seed(seed)
-        # Counted from the last: sets of operands have one more dimension.
+        # Count from the last dimension, because several sets of operands are drawn with one more dimension in front.
         classes = 1 - len(self.shape)
         drawn = [self._scores(self.loss.operands[0], shapes[0], classes, generator)]
         if self.kind == "indices":
@@ -109,7 +110,7 @@ class SoftmaxWorkload(Workload):
         return drawn
 
     def _scores(self, operand: Operand, shape: Sequence[int], classes: int, generator: torch.Generator) -> torch.Tensor:
-        """Logits, or the operand's other kind of scores."""
+        """Random logits, or the log-probabilities or probabilities that the operand consists of."""
         kind, domain = getattr(torch, self.dtype), operand.domain_for(self.loss.values(self.options))
         x = torch.randn(tuple(shape), generator=generator, device=workloads.DEVICE, dtype=kind).mul_(3)
         if domain == "log_probability":
@@ -126,7 +127,7 @@ class SoftmaxWorkload(Workload):
 
     def ours(self) -> Call:
         function, names = getattr(functional, self.loss.name), self.names
-        # The default class dimension differs between losses.
+        # Name the class dimension, because its default differs between losses.
         options = {**self.options, "reduction": self.reduction, "class_dim": 1}
         return lambda *operands: function(**dict(zip(names, operands, strict=True)), **options)
 
@@ -152,7 +153,7 @@ class SoftmaxWorkload(Workload):
     def fitting(cls, loss: SoftmaxLoss, free: int) -> SoftmaxWorkload:
         (count, classes), dtype = PLAIN_LOGITS
         fits = free // (classes * getattr(torch, dtype).itemsize)
-        # A power of two, like full batches.
+        # Round the number of rows down to a power of two, like that of a full batch.
         return rows(loss, (min(count, 1 << max(0, fits.bit_length() - 1)), classes), dtype, ROWS)
 
     @classmethod
@@ -186,8 +187,9 @@ def rows(
     case: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> SoftmaxWorkload:
-    """A workload with logits of some shape. ``case`` has parameters, flags and other arguments; a ``weight`` of True
-    stands for class weights.
+    """A workload with logits of this shape.
+
+    ``case`` has parameters, flags and other arguments; a ``weight`` of True stands for class weights.
     """
     case, kind = case or {}, fields.pop("kind", loss.targets[0])
     of_rows = (*shape[:1], *shape[2:])
@@ -198,12 +200,12 @@ def rows(
 
 
 def plain() -> SoftmaxWorkload:
-    """Cross entropy without options."""
+    """The workload of cross entropy without options."""
     return rows(registry(SoftmaxLoss)["cross_entropy"], *PLAIN_LOGITS, OPTIONS)
 
 
 def shapes(loss: SoftmaxLoss, *titles: str) -> list[SoftmaxWorkload]:
-    """The shapes that the figures list under these titles."""
+    """Workloads with the shapes that the figures list under these titles."""
     found = []
     for title in titles:
         for shape, dtype, _ in LOGITS[title]:
@@ -214,7 +216,7 @@ def shapes(loss: SoftmaxLoss, *titles: str) -> list[SoftmaxWorkload]:
 
 
 def options() -> list[SoftmaxWorkload]:
-    """Cross entropy with options, with probabilities, and the other losses, beside plain cross entropy."""
+    """Workloads of cross entropy with options and with probabilities, and of the other losses, beside plain ones."""
     losses, beside = registry(SoftmaxLoss), plain()
     found = [rows(losses["cross_entropy"], *PLAIN_LOGITS, OPTIONS, case, beside=beside) for case in ROW_OPTIONS]
     found.append(rows(losses["cross_entropy"], *PLAIN_LOGITS, OPTIONS, kind="probabilities", beside=beside))

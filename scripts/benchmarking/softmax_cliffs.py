@@ -14,13 +14,13 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 F32, BF16, F16, F64 = "float32", "bfloat16", "float16", "float64"
 
-#: Elements from which a bar relative to a copy applies to classes that lie apart.
+#: Number of elements from which a bar relative to a copy applies to logits whose classes are not adjacent in memory.
 LARGE = 1 << 24
 
-#: Elements of cases with few classes.
+#: Number of elements of cases with few classes.
 ELEMENTS = 1 << 26
 
-#: Least part of a copy's speed by dtype.
+#: Least fraction of a copy's speed by dtype, with few classes and with images.
 FEW_CLASSES = {F32: 0.6, BF16: 0.45}
 PIXELS = {F32: 0.7, BF16: 0.55}
 
@@ -37,7 +37,7 @@ def logits(
     reduction: str = "mean",
     **fields: Any,
 ) -> SoftmaxWorkload:
-    """A workload of a loss with logits of some shape."""
+    """A workload of a loss with logits of this shape."""
     return replace(rows(registry(SoftmaxLoss)[loss], shape, dtype, "", case, **fields), reduction=reduction)
 
 
@@ -79,7 +79,7 @@ def _classes_apart() -> Iterator[Case]:
     for dtype in DTYPES:
         yield case(logits((2048, 32000), dtype), Layout(step=2))
     yield case(logits((2048, 32000), F32), Layout(step=3, offset=1))
-    # Classes begin within sectors of memory.
+    # Classes start in the middle of memory sectors.
     for dtype in DTYPES:
         yield case(logits((1000, 32001), dtype), across)
         yield case(logits((999, 32000), dtype), across)
@@ -92,7 +92,7 @@ def _classes_apart() -> Iterator[Case]:
 
 
 def few(classes: int) -> tuple[int, int]:
-    """Logits of `ELEMENTS` elements at most."""
+    """The shape of logits with this number of classes and at most `ELEMENTS` elements."""
     return ELEMENTS // classes, classes
 
 
@@ -121,7 +121,7 @@ def _unreduced() -> Iterator[Case]:
     yield Case(UNREDUCED, logits((8192, 32000), BF16, reduction="none"), copy_bar=0.7)
     yield Case(UNREDUCED, logits((2048, 128256), BF16, {"ignore_index": 255}, reduction="none"), copy_bar=0.7)
     yield Case(UNREDUCED, logits((65536, 1024), F32, reduction="sum"))
-    # Sequences of classes in the second dimension, as some trainers arrange them.
+    # Sequences with the classes in the second dimension, as some trainers arrange them.
     yield Case(UNREDUCED, logits((8, 32000, 256), BF16, reduction="none"), copy_bar=0.55)
 
 
@@ -161,7 +161,7 @@ def _images() -> Iterator[Case]:
         yield case((1, 1000, 128, 128), dtype, last=True)
         yield case((2, 4, 128, 128, 128), dtype)
         yield case((2, 4, 128, 128, 128), dtype, last=True)
-        # Rows of pixels that no vector divides.
+        # The number of pixels is not a multiple of a vector.
         yield case((8, 21, 513, 513), dtype)
         yield case((4, 150, 257, 257), dtype)
         yield case((4, 3, 1667, 1665), dtype)
@@ -178,7 +178,7 @@ def _images() -> Iterator[Case]:
     yield case((8, 19, 512, 512), F32, last=True, kind="probabilities")
     yield case((4, 150, 256, 256), BF16, loss="kl_div_with_logits")
     yield case((8, 19, 512, 512), BF16, loss="distillation_loss", reduction="none")
-    # Rows of pixels that no vector divides.
+    # The number of pixels is not a multiple of a vector.
     yield case((4, 60, 121, 121), F32, loss="distillation_loss")
 
 
@@ -199,7 +199,7 @@ def _unaligned() -> Iterator[Case]:
     yield case((65536, 1000), BF16, Layout(padding=1))
     yield case((2048, 32000), F32, Layout(padding=1))
     yield case((65536, 1000), F32, Layout(padding=1))
-    # A slice of a vocabulary that is rounded up, and rows that a warp takes.
+    # A slice of a vocabulary that was rounded up, and then rows that a warp processes.
     yield case((4096, 50257), BF16, Layout(padding=47))
     for padding in (1, 4):
         yield case((16384, 4096), BF16, Layout(padding=padding))
@@ -208,7 +208,7 @@ def _unaligned() -> Iterator[Case]:
         yield replace(plain, layouts={0: Layout(padding=1)}, beside=plain, beside_bar=1 / 0.85)
     yield case(few(10), BF16, Layout(offset=1))
     yield case((8, 19, 512, 512), BF16, Layout(offset=1))
-    # Few classes of a wider row, and every second class.
+    # A few classes out of wider rows, and then every second class.
     for shape, layout in (
         (few(10), Layout(padding=3)), ((335544, 100), Layout(padding=3)), ((657930, 50), Layout(padding=1)),
         ((300000, 100), Layout(padding=28, offset=1)),
@@ -218,7 +218,7 @@ def _unaligned() -> Iterator[Case]:
     for dtype in DTYPES:
         yield Case(APART, logits((2000000, 15), dtype), layouts={0: Layout(step=2)})
     yield Case(APART, logits((300000, 100), BF16), layouts={0: Layout(step=2)})
-    # Rows that begin and end between vectors.
+    # Rows that begin and end within a vector.
     for classes, whole in ((171, 168), (201, 200), (365, 368), (511, 512)):
         plain = logits((ELEMENTS // whole, whole), BF16)
         work = logits((ELEMENTS // classes, classes), BF16)

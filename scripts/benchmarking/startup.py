@@ -1,4 +1,4 @@
-"""Start-up: a first loss of a new process, with an empty kernel cache and again with the cache that it left."""
+"""Start-up: the first loss of a new process, with an empty kernel cache and again with the cache that it filled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from benchmarking.records import ROOT, Row
 from benchmarking.selection import Run
 
-#: Losses that are measured: one of elements and one of rows. `first_loss` has their operands.
+#: The measured losses: one element-wise loss and one loss of rows. `first_loss` has their operands.
 LOSSES = ("mse_loss", "cross_entropy")
 
 #: Seconds after which a child process is killed.
@@ -23,7 +23,7 @@ COLUMNS = ("loss", "cache", "status", "import_s", "forward_s", "backward_s", "ca
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """One row for the empty cache and one for the warm cache, for each loss that is measured."""
+    """Yields one row with an empty and one with a warm cache for each measured loss."""
     for loss in run.section_losses:
         if loss.name not in LOSSES:
             continue
@@ -35,10 +35,10 @@ def measure(run: Run) -> Iterator[Row]:
 
 def _child(loss: str, cache: str) -> Row:
     path = os.pathsep.join([str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    # The driver has a cache, too: sources that it knows compile in a third of the time.
+    # The driver has a cache, too: sources in it compile in a third of the time.
     variables = {**os.environ, "CUPY_CACHE_DIR": cache, "CUDA_CACHE_PATH": f"{cache}/driver", "PYTHONPATH": path}
     variables.pop("CUPY_CACHE_IN_MEMORY", None)
-    # As pip leaves it. Without bytecode each process would compile the sources on import.
+    # Keep bytecode, as an installation by pip has it. Without it, each process would compile the library on import.
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
     compileall.compile_dir(ROOT / "cupylosses", quiet=1)
     command = [sys.executable, "-m", "benchmarking.first_loss", loss]
@@ -50,7 +50,7 @@ def _child(loss: str, cache: str) -> Row:
 
 
 def outcome(code: int, printed: str, errors: str) -> Row:
-    """The measured columns from the child's output, or the reason why there are none."""
+    """The columns measured by the child process, parsed from its output, or the reason why there are none."""
     if code != 0:
         last = (errors.strip().splitlines() or ["no message"])[-1]
         return {"status": f"failed: {last[:200]}"}

@@ -1,10 +1,11 @@
-"""Throughput: GPU time of every provider over losses, sizes, dtypes and modes, beside a copy of as many bytes; for each
-section of the report with such measurements, element-wise losses and losses of rows of logits.
+"""Throughput: GPU time of every provider over losses, sizes, dtypes and modes, beside a copy of as many bytes.
 
-Every provider computes the mean's divisor and the gradient that it scales, so the timing covers all launches of a
-training step. Two peers of cross entropy do less: `liger` writes the gradient over the logits (it has its own copy,
-which holds gradients from the second call on), and `quack one pass` is QuACK's operator below its autograd Function,
-whose values are per row and whose gradients are those of the sum.
+Two sections of the report consist of such measurements: `rows`, for losses of rows of logits, and `throughput`.
+
+The timing of a provider covers all launches of a training step, including the mean's divisor and the gradient that it
+scales. Two peers of cross entropy do less: `liger` overwrites the logits with the gradient (it has its own copy of the
+logits, which holds gradients from the second call on), and `quack one pass` is QuACK's operator below its autograd
+Function, whose values are per row and whose gradients are those of the sum.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ COLUMNS = (
 
 
 class Section:
-    """The losses whose workloads name this section."""
+    """A section of the report, with the losses whose workloads name it."""
 
     def __init__(self, name: str) -> None:
         self.kinds = [x for x in Workload.classes() if x.section == name]
         self.COLUMNS = (*COLUMNS, *dict.fromkeys(c for x in self.kinds for c in x.more_columns))
 
     def measure(self, run: Run) -> Iterator[Row]:
-        """Rows of all workloads of the run."""
+        """Yields the rows of all workloads of the run."""
         for name, reason in not_installed(run.providers).items():
             run.say(f"{name} is absent: {reason}")
         for workload in [x for kind in self.kinds for x in kind.chosen(run)]:
@@ -53,7 +54,7 @@ def sections() -> dict[str, Section]:
 
 
 def timed(workload: Workload, run: Run, modes: Sequence[str], compiled: Collection[str]) -> Iterator[Row]:
-    """Rows of a workload in these modes, with torch.compile in the modes in ``compiled``."""
+    """Yields the rows of a workload in these modes, with torch.compile in the modes in ``compiled``."""
     footprint = timing.footprint()
     status, inputs = attempt(lambda: Inputs(workload, set_count(workload.bytes, footprint)))
     if inputs is None:
@@ -84,7 +85,7 @@ def _step(call: Callable[..., torch.Tensor], inputs: Inputs, number: int) -> Non
 
 
 class Apart:
-    """A provider with its own operands: those of another workload, or operands that it overwrites."""
+    """A provider with operands of its own, because it computes another workload or overwrites its operands."""
 
     def __init__(self, call: Callable[..., torch.Tensor], workload: Workload, mode: str, footprint: int) -> None:
         self._call, self._workload, self._mode, self._footprint = call, workload, mode, footprint
@@ -92,14 +93,14 @@ class Apart:
 
     def __call__(self, number: int) -> None:
         if self._inputs is None:
-            # Here, not in the constructor, so that only this provider fails if memory runs out.
+            # Allocate here, not in the constructor, so that only this provider fails if memory runs out.
             self._inputs = Inputs(self._workload, set_count(self._workload.bytes, self._footprint))
             self._inputs.differentiate(self._workload.differentiated(self._mode))
         _step(self._call, self._inputs, number)
 
 
 class Copies:
-    """Device-to-device copies that read and write ``traffic`` bytes, rotating among buffers."""
+    """Device-to-device copies that move ``traffic`` bytes, reads and writes together, and rotate among buffers."""
 
     def __init__(self, traffic: int, footprint: int) -> None:
         self._words = max(1, traffic // 2 // 8)
@@ -108,7 +109,7 @@ class Copies:
 
     def __call__(self, number: int) -> None:
         if not self._buffers:
-            # Here, not in the constructor, so that only this provider fails if memory runs out.
+            # Allocate here, not in the constructor, so that only this provider fails if memory runs out.
             shape = (self._count, self._words)
             source, target = (torch.empty(shape, dtype=torch.int64, device=DEVICE).random_() for _ in range(2))
             self._buffers = list(zip(target.unbind(), source.unbind(), strict=True))
@@ -117,8 +118,9 @@ class Copies:
 
 
 def rows(workload: Workload, mode: str, statuses: Mapping[str, str], timings: Mapping[str, Timing]) -> Iterator[Row]:
-    """One row per provider: its time, its bandwidth of minimal traffic, and its ratios to a copy, to ours, and by time
-    per byte to the workload named ``beside``.
+    """Yields one row per provider, with its time and the bandwidth that this means for the minimal traffic.
+
+    Ratios compare it with a copy, with ours and, by time per byte, with the workload ``beside``.
     """
     needed = workload.traffic(mode)
     for name, status in statuses.items():

@@ -1,4 +1,4 @@
-"""Clocks: events on the GPU, wall clock on the host, quantiles of both."""
+"""Clocks: events on the GPU and wall clock on the host, summarized by quantiles."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from time import perf_counter
 import numpy
 import torch
 
-#: Limits on the repetitions of one measurement, whatever the time target.
+#: Limits on the number of repetitions of one measurement, whatever the time target.
 FEWEST, MOST = 7, 100
 
-#: Rotating inputs together exceed the L2 cache by this factor.
+#: Total size of rotating inputs, as a multiple of the L2 cache.
 CACHE_FOOTPRINT = 3
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The median of repeated measurements and their 20 % and 80 % quantiles, in the unit that was measured."""
+    """Median and 20 % and 80 % quantiles of repeated measurements, in the unit of the measurements."""
 
     median: float
     low: float
@@ -30,18 +30,18 @@ class Timing:
 
 
 def summarize(samples: Sequence[float]) -> Timing:
-    """Median and quantiles of samples."""
+    """Returns median and quantiles of samples."""
     low, median, high = numpy.quantile(samples, [0.2, 0.5, 0.8])
     return Timing(float(median), float(low), float(high), len(samples))
 
 
 def repetitions(target: float, seconds: float) -> int:
-    """The number of repetitions, each of ``seconds``, that fill about ``target`` seconds."""
+    """Number of repetitions of ``seconds`` each that take about ``target`` seconds, within `FEWEST` and `MOST`."""
     return int(min(MOST, max(FEWEST, target / max(seconds, 1e-9))))
 
 
 class Budget:
-    """The seconds of a run. Nothing is interrupted; once they are spent, nothing new begins."""
+    """The time budget of a run. Once it is spent, no measurement begins; a running one is not interrupted."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = perf_counter) -> None:
         self.seconds, self._clock, self._start = seconds, clock, clock()
@@ -53,7 +53,7 @@ class Budget:
         return self._clock() - self._start
 
     def allows(self, what: str) -> bool:
-        """True if ``what`` may begin; otherwise records it as left out."""
+        """Returns True if ``what`` may begin; otherwise records it as left out."""
         if self.spent < self.seconds:
             return True
         self.left_out.append(what)
@@ -62,7 +62,7 @@ class Budget:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keeps Python's garbage collector out of a measurement."""
+    """Collects garbage first, and disables Python's garbage collector during a measurement."""
     gc.collect()
     gc.disable()
     try:
@@ -73,7 +73,7 @@ def no_collection() -> Iterator[None]:
 
 @cache
 def footprint() -> int:
-    """Bytes that together evict each other from the GPU's L2 cache."""
+    """Number of bytes that evict everything else from the GPU's L2 cache when they are read or written."""
     return CACHE_FOOTPRINT * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
@@ -83,7 +83,7 @@ def _foreign_bytes() -> torch.Tensor:
 
 
 def clean_cache() -> None:
-    """Fills the L2 cache with clean bytes that nothing else reads."""
+    """Fills the L2 cache with clean lines that nothing else reads."""
     _foreign_bytes().sum()
 
 
@@ -100,22 +100,24 @@ def _cycles_per_second() -> float:
 
 
 def event() -> torch.cuda.Event:
-    """A timing event."""
+    """A CUDA event that records its time."""
     return torch.cuda.Event(enable_timing=True)
 
 
 def interleaved(calls: Mapping[str, Callable[[int], object]], target: float, cold: bool = False) -> dict[str, Timing]:
-    """GPU milliseconds of each call, which must have run before; ``target`` is the time for one, in seconds.
+    """Measures the GPU milliseconds of each call; ``target`` is the time to spend on each, in seconds.
 
-    Every repetition runs all calls in turn, starting with another one each time, so that they share clocks, temperature
-    and neighbours. Each call gets a running number to choose its inputs. A spinning kernel in front of each call lets
-    the host run ahead: the queue is never empty while a call is timed, so the measurement covers the GPU's work with
-    the gaps between its kernels, not the host's time (which has its own section). A call that itself waits for the GPU
-    empties the queue, and its time includes the host's, as it would for a user; the spinning kernel of the next call
-    protects that one. (One spin per repetition did not: beside one peer ours looked 30 times slower than without it.)
+    Precondition: each call has run before.
 
-    With ``cold`` every call starts with the cache full of clean foreign bytes. Otherwise it would also pay for writing
-    back dirty lines of the previous call: up to 50 MB on large GPUs, a twentieth of a bfloat16 forward of 2^28
+    Every repetition runs all calls in turn, starting with another one each time, so that they share clock rate,
+    temperature and neighbours. Each call gets a running number to choose its inputs. A spinning kernel before each call
+    lets the host run ahead: the queue is never empty while a call is timed, so the measurement covers the GPU's work
+    and the gaps between its kernels, but not the host's time (which has its own section). A call that itself waits for
+    the GPU empties the queue, and its time includes host time, as it does for a user; the next call's spinning kernel
+    protects that call. (One spin per repetition did not: beside one peer, ours looked 30 times slower than without it.)
+
+    With ``cold``, every call starts with the L2 cache full of clean foreign lines. Otherwise it would also pay for
+    writing back dirty lines of the previous call: up to 50 MB on large GPUs, a twentieth of a bfloat16 forward of 2^28
     elements.
     """
     names = list(calls)
@@ -152,16 +154,16 @@ def interleaved(calls: Mapping[str, Callable[[int], object]], target: float, col
     return {name: summarize(values) for name, values in samples.items()}
 
 
-#: Rounds of a paired measurement.
+#: Number of samples of each call in a paired measurement.
 ROUNDS = 9
 
 
 def paired(baseline: Callable[[], object], candidate: Callable[[], object], target: float) -> tuple[Timing, Timing]:
-    """GPU milliseconds per call of two calls that take turns, which must have run before.
+    """Measures the GPU milliseconds per call of two alternating calls.
 
-    A sample covers several calls, as many as fill ``target`` seconds and two at least. A call of the baseline stands in
-    front of it, uncounted: while the GPU is busy with that, the host enqueues what is counted, as in training. For
-    calls of a millisecond and more.
+    A sample covers as many calls as take ``target`` seconds, but at least two. An untimed call of the baseline precedes
+    it: while the GPU executes that, the host enqueues the timed calls, as in training. Preconditions: both calls have
+    run before, and take a millisecond or more.
     """
     samples: tuple[list[float], list[float]] = ([], [])
 
@@ -177,7 +179,7 @@ def paired(baseline: Callable[[], object], candidate: Callable[[], object], targ
 
     with no_collection():
         baseline()
-        # The first call of each may still choose algorithms; the second one says how long it takes.
+        # The first call may still select algorithms, so only the second one determines the number of calls per sample.
         counts = []
         for call in (baseline, candidate):
             sample(call, 1)
@@ -194,10 +196,10 @@ def host(
     batches: int = 40,
     batch: int = 40,
 ) -> dict[str, Timing]:
-    """Host microseconds of each call, by wall clock over interleaved batches.
+    """Measures the host microseconds of each call, by wall clock over interleaved batches.
 
-    The queue is drained between batches, outside of the timed part, and a batch is too short to fill it: nothing waits
-    for the GPU.
+    The GPU's queue is drained before each batch, outside the timed part, and a batch is too short to fill it, so no
+    call waits for the GPU.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():

@@ -1,4 +1,4 @@
-"""Workloads: losses at sizes, shapes, dtypes and modes, with random operands."""
+"""Workloads: losses with their options, shapes, dtypes and modes, on random operands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEVICE = "cuda"
 
-#: Maximum number of operand sets: as many as a measurement makes calls, so no call finds its operands in the cache.
+#: Maximum number of operand sets. A measurement makes no more calls, so no call finds its operands in the cache.
 MOST_SETS = 1024
 
 
@@ -33,20 +33,20 @@ _seeds = count()
 
 @dataclass(frozen=True)
 class Workload(ByEngine, ABC, modules="benchmarking.{}"):
-    """One loss with its options, on operands of one dtype; ``Workload(loss, ...)`` makes that of the loss's engine.
+    """One loss with its options, on operands of one dtype; ``Workload(loss, ...)`` makes the workload of its engine.
 
-    ``eager`` is the expression that torch users write, if it is not torch's own function with these options; ``beside``
-    is the workload to compare with, if any. ``others`` is the dtype of the floating operands but the first, if it is
-    not the same.
+    ``eager`` is the expression that torch users write, if that is not torch's own function with these options.
+    ``beside`` is the workload to compare with, if any. ``others`` is the dtype of the floating operands other than the
+    first, if it differs from ``dtype``.
 
     Attributes:
-        section: The section of the report that measures throughput of such losses; None if a section has workloads of
-            its own.
-        moves_memory: True if the time of a loss is that of moving its operands, so that a copy is its bound.
-        more_columns: Columns of that section that only such losses have.
+        section: Section of the report that measures the throughput of the engine's losses; None if a section of its own
+            measures them.
+        moves_memory: True if moving the operands bounds the time of a loss, so that a copy is its lower bound.
+        more_columns: Columns of that section that only the engine's losses have.
         mixes: True if floating operands may differ in dtype.
-        sweeps: True if the operands may have one shape of any size.
-        cliffs: The module with the cases of the section ``cliffs``.
+        sweeps: True if the operands may share one shape of any size.
+        cliffs: Module with the engine's cases of the section ``cliffs``.
     """
 
     section: ClassVar[str | None]
@@ -72,11 +72,11 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
     @property
     @abstractmethod
     def drawn(self) -> tuple[str, ...]:
-        """The dtype of each operand where floating ones have one."""
+        """The dtype of each operand if all floating operands have the dtype of the workload."""
 
     @abstractmethod
     def draw(self, shapes: Sequence[Sequence[int]], seed: int) -> Sequence[torch.Tensor]:
-        """Random operands of these shapes and the dtypes of ``drawn``."""
+        """Random operands with these shapes and the dtypes in ``drawn``."""
 
     @abstractmethod
     def torchs(self) -> Call | None:
@@ -84,12 +84,12 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
 
     @abstractmethod
     def compiled_in(self, modes: Sequence[str], quick: bool) -> Sequence[str]:
-        """The modes in which torch.compile is measured, of those of a run."""
+        """The modes of a run in which torch.compile is measured."""
 
     @classmethod
     @abstractmethod
     def chosen(cls, run: Run) -> Sequence[Workload]:
-        """The workloads of a run's throughput, those of the figures first: the budget may cut the rest."""
+        """The workloads of a run's throughput. Those of the figures come first: the budget may cut off the rest."""
 
     @classmethod
     @abstractmethod
@@ -104,12 +104,12 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
     @classmethod
     @abstractmethod
     def fitting(cls, loss: Any, free: int) -> Workload:
-        """The workload of a comparison, whose largest operand fits into ``free`` bytes."""
+        """The workload that ``compare.py`` times; its largest operand fits into ``free`` bytes."""
 
     @classmethod
     @abstractmethod
     def random(cls, loss: Any, draw: Draw) -> Workload:
-        """A workload of any shape, dtype, reduction and options."""
+        """A workload with random shapes, dtype, reduction and options."""
 
     # Replaced where an engine differs
 
@@ -129,32 +129,33 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The modes that this workload has."""
+        """The modes in which this workload can be measured."""
         return tuple(MODES)
 
     @property
     def reads_again(self) -> bool:
-        """True if backward reads every operand once more, as for a value that is not reduced to a number."""
+        """True if backward must read every operand again, as it must if the loss is not reduced to one number."""
         return False
 
     @property
     def least_read(self) -> int:
-        """Bytes that a pass over the operands must read."""
+        """Minimum number of bytes that a pass over the operands reads."""
         return self.bytes
 
     @property
     def values(self) -> int:
-        """The number of elements of the loss without a reduction."""
+        """Number of elements of the unreduced loss."""
         return self.elements
 
     @property
     def variant(self) -> str:
-        """Words for what is neither in the case nor in the shapes."""
+        """Words for variations that neither the case nor the shapes show."""
         return ""
 
     def naive(self) -> Call | None:
-        """The formula, one torch operation at a time, with its mean (or the requested reduction); None if the workload
-        has its own expression.
+        """The formula with the requested reduction, one torch operation at a time.
+
+        None if the workload has no such formula.
         """
         return None
 
@@ -168,44 +169,47 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
 
     @property
     def spelled_dtype(self) -> str:
-        """The dtypes of floating operands, in words."""
+        """The dtypes of the floating operands as text."""
         return f"{self.dtype} and {self.others}" if self.others else self.dtype
 
     @property
     def promoted(self) -> str:
-        """The dtype of the result, which no array that is added widens."""
+        """The dtype of the result: the promoted dtype of the loss's own operands. Added arrays do not widen it."""
         return promote(self.dtypes[: len(self.loss.operands)])
 
     @property
     def elements(self) -> int:
-        """The number of elements of the loss."""
+        """Number of elements of `shape`."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Bytes of one set of operands."""
+        """Size of one set of operands in bytes."""
         return sum(self.operand_bytes)
 
     @property
     def operand_bytes(self) -> tuple[int, ...]:
-        """Bytes of each operand."""
+        """Size of each operand in bytes."""
         sizes = [getattr(torch, x).itemsize for x in self.dtypes]
         return tuple(prod(shape) * size for shape, size in zip(self.shapes, sizes, strict=True))
 
     def differentiated(self, mode: str) -> int:
-        """The number of operands, counted from the first, that have a gradient in ``mode``."""
+        """Number of operands, counted from the first, that require grad in ``mode``."""
         count = MODES[mode]
         floating = sum(x in FLOATING for x in self.dtypes)
         return floating if count is None else count
 
     def traffic(self, mode: str) -> int:
-        """The minimal traffic of ``mode`` in bytes: each operand read once, each gradient written once."""
+        """Minimal memory traffic of ``mode`` in bytes: each operand read once, each gradient written once.
+
+        If backward must read the operands again (`reads_again`), that counts, too.
+        """
         gradients = sum(self.operand_bytes[: self.differentiated(mode)])
         again = self.least_read if self.reads_again and gradients else 0
         return self.least_read + gradients + again
 
     def describe(self, mode: str, columns: Sequence[str]) -> dict[str, Any]:
-        """The columns that identify a measurement, as far as they are in ``columns``."""
+        """Values of those ``columns`` that identify a measurement."""
         everything = {
             "workload": self.title,
             "loss": self.loss.name,
@@ -220,15 +224,15 @@ class Workload(ByEngine, ABC, modules="benchmarking.{}"):
 
 
 def set_count(bytes_of_set: int, footprint: int) -> int:
-    """The number of sets to rotate among: more than ``footprint`` bytes, or enough that no call repeats one."""
+    """Number of operand sets to rotate among: they exceed ``footprint`` bytes, or no call repeats a set."""
     return min(MOST_SETS, footprint // bytes_of_set + 1)
 
 
 class Inputs:
-    """Rotating sets of fresh random operands of a workload."""
+    """Sets of random operands of a workload; indices beyond the last set wrap around."""
 
     def __init__(self, workload: Workload, sets: int = 1) -> None:
-        # Drawn together: many small tensors would be drawn one by one on the CPU.
+        # Draw all sets together. Many small tensors would otherwise be drawn on the CPU, one by one.
         shapes = workload.shapes if sets == 1 else [(sets, *shape) for shape in workload.shapes]
         drawn = workload.draw(shapes, next(_seeds))
         drawn = [x.to(getattr(torch, dtype)) for x, dtype in zip(drawn, workload.dtypes, strict=True)]
@@ -246,7 +250,7 @@ class Inputs:
 
 
 def step(call: Callable[..., torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-    """Runs one forward, and backward if an operand requires grad; gradients are dropped at once, as by an optimizer."""
+    """Runs forward, and backward if an operand requires grad. Drops gradients immediately, as an optimizer does."""
     value = call(*operands)
     if value.requires_grad:
         value.sum().backward() if value.dim() else value.backward()

@@ -20,7 +20,7 @@ from cupylosses import checks
 from cupylosses.definition.registry import registry
 from cupylosses.testing import host
 
-#: Arguments of the command line that have no meaning here.
+#: Arguments of the command line that --accuracy rejects.
 OTHERS = ("shape", "reduction", "layout", "compile", "full", "everything", "plot")
 
 LEGEND = (
@@ -32,7 +32,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Row:
-    """One result of a sweep, as printed and written: ``value``, or ``grad`` and the operand."""
+    """One result of a sweep, as printed and written. ``result`` is ``value``, or ``grad`` and an operand's name."""
 
     loss: str
     case: str
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """True if the result is within the bar everywhere."""
+        """True if the result is within the bar at every point."""
         return not self.problems
 
     def record(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def obstacle(arguments: Namespace) -> str | None:
 
 
 def sweeps(arguments: Namespace, place: str) -> list[Sweep]:
-    """The sweeps of a run."""
+    """The sweeps of a run: one per loss, case and dtype."""
     dtypes = arguments.dtype or [(name,) for name in checks.FLOATING]
     where: dict[str, Any] = {"device": "cuda" if place == "cuda" else "cpu", "seed": arguments.seed}
     losses = [x for name, x in registry().items() if not arguments.loss or name in arguments.loss]
@@ -76,7 +76,7 @@ def sweeps(arguments: Namespace, place: str) -> list[Sweep]:
 
 
 def run(arguments: Namespace, place: str, where: Mapping[str, str], console: Console) -> bool:
-    """Measures, prints and writes everything; True if all results are within the bar."""
+    """Measures, prints and writes everything; returns True if all results are within the bar."""
     begin = perf_counter()
     planned = sweeps(arguments, place)
     lines = report.Report(console, columns(planned))
@@ -107,7 +107,7 @@ def _rehearse(sweep: Sweep) -> object:
 
 
 def rows(sweep: Sweep) -> list[Row]:
-    """The rows of a sweep; an exception becomes a failed row."""
+    """Measures a sweep and returns its rows; an exception becomes a failed row."""
     try:
         found = sweep.measure()
     except Exception as error:
@@ -159,7 +159,7 @@ def _at(row: Row) -> str:
 
 
 def _shown(x: float, dtype: str) -> str:
-    """A number with enough digits to be unique in its dtype."""
+    """The number with enough digits to identify it in its dtype."""
     return f"{x:.17g}" if "float64" in dtype else f"{x:.9g}"
 
 

@@ -1,4 +1,4 @@
-"""Compilation of kernels in background threads, in the order in which calls will need them."""
+"""Compilation of kernels in background threads, in the order in which calls need them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from cupylosses.testing.host.launch import sources
 class BackgroundCompiler:
     """Threads that compile the kernels of announced calls, first come, first served.
 
-    ``advance`` is called after each kernel, by the thread that compiled it. A kernel that does not compile raises
-    later, in the call that launches it.
+    Each thread calls ``advance`` after each kernel that it compiled. ``compile`` ignores errors: the call that launches
+    the kernel raises them.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BackgroundCompiler:
         self._pool = ThreadPoolExecutor(processors.usable())
         self._kernels: dict[Kernel, Future[None]] = {}
         self._needed: dict[Hashable, list[Future[None]]] = {}
-        #: Called when kernels have been announced.
+        #: Called after each announcement.
         self.announced: Callable[[], object] = lambda: None
 
     def __enter__(self) -> BackgroundCompiler:
@@ -55,14 +55,14 @@ class BackgroundCompiler:
         return self._kernels
 
     def announce(self, key: Hashable, calls: Callable[[], object]) -> None:
-        """Plans calls without launching, and starts to compile their kernels; `wait` for them by ``key``.
+        """Records the kernels of ``calls`` without launching, and starts to compile them; `wait` for them by ``key``.
 
-        Only between calls that launch: planning replaces the launcher of all of them.
+        Precondition: no other call runs meanwhile, because recording replaces the launcher of all calls.
         """
         with host.recording(self._gpu) as recorded, suppress(Exception):
-            # An exception is left to the real call to raise.
+            # Exceptions are ignored here, because the real call raises them again.
             calls()
-        # On the host one program has a kernel and its companions.
+        # On the host, one program contains a kernel and its companions.
         found = dict.fromkeys(recorded if self._gpu else (x.together[0] for x in recorded))
         for kernel in found:
             if kernel not in self._kernels:
@@ -71,7 +71,7 @@ class BackgroundCompiler:
         self.announced()
 
     def wait(self, key: Hashable) -> None:
-        """Waits until the kernels announced under ``key`` are compiled; returns at once if there are none."""
+        """Waits until the kernels announced under ``key`` are compiled; returns immediately if there are none."""
         for kernel in self._needed.pop(key, ()):
             kernel.result()
 
@@ -81,10 +81,10 @@ class BackgroundCompiler:
 
 
 class Workers:
-    """Processes that compile sources into CuPy's cache on disk, one per requesting thread.
+    """Processes that compile sources into CuPy's disk cache, one per requesting thread.
 
-    NVRTC compiles little in parallel within one process: in 42 s, 16 threads on 16 cores compiled 278 kernels with that
-    of CUDA 13, and as many processes all 727.
+    NVRTC hardly compiles in parallel within one process: with NVRTC of CUDA 13 on 16 cores, 16 threads compiled 278
+    kernels in 42 s, and 16 processes all 727.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ class Workers:
             process.communicate()
 
     def compile(self, text: str) -> bool:
-        """Waits until a source is compiled; False if the worker process has ended."""
+        """Compiles a source and waits for the result; returns False if the worker process has ended."""
         process = getattr(self._local, "process", None)
         if process is None:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -115,7 +115,7 @@ class Workers:
 
 
 def workers() -> Workers | None:
-    """Worker processes for the current GPU, if CuPy has a cache on disk through which they hand over kernels."""
+    """Worker processes for the current GPU; None if CuPy has no disk cache through which to hand over kernels."""
     import cupy
 
     if os.environ.get("CUPY_CACHE_IN_MEMORY", "0") == "1":
@@ -140,7 +140,7 @@ def for_host(kernel: Any) -> None:
 
 @contextmanager
 def compiling(place: str, console: Console, count: int) -> Iterator[tuple[BackgroundCompiler, Progress, TaskID]]:
-    """A background compiler, and a progress bar for its kernels and for ``count`` checks."""
+    """Starts a background compiler, with progress bars for its kernels and for ``count`` checks."""
     bar = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress:
         checking = progress.add_task("planning", total=count)

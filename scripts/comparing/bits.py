@@ -1,4 +1,4 @@
-"""Runs that must agree to the last bit: a repeated run, and the same numbers through another array library."""
+"""Checks that two runs agree to the last bit: a repeated run, or a run on arrays of another library."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ REPEATED = "same bits"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The same run again
+# Repeated runs
 
 
 def repeated(check: Check) -> Row:
-    """Repeats value and gradients, also without one pass, and the value without gradients: all bits must agree."""
+    """Repeats value and gradients, then without one-pass kernels, then the value alone: all bits must agree."""
     operands = check.operands()
     upstream = check.upstream(operands)[-1]
     nothing = (False,) * len(operands)
@@ -36,7 +36,7 @@ def repeated(check: Check) -> Row:
 
     def settled() -> Result:
         if check.rescales:
-            once()  # From now on this upstream gradient is the expected one.
+            once()  # Forward expects this upstream gradient from now on.
         return once()
 
     first = settled()
@@ -51,17 +51,17 @@ def repeated(check: Check) -> Row:
 
 
 def another_moment() -> AbstractContextManager[object]:
-    """Changes the grid and the order of threads on the host; a GPU orders them anew by itself."""
+    """Changes the grid and the order of threads on the host. A GPU schedules threads anew in each launch anyway."""
     return host.execution(processors=7, seed=1) if host.active() else nullcontext()
 
 
 def output_bytes(*results: torch.Tensor | None) -> list[int]:
-    """Bytes of the results."""
+    """Sizes of the results in bytes."""
     return [x.numel() * x.element_size() for x in results if x is not None]
 
 
 def differences(when: str, first: Result, second: Result) -> list[str]:
-    """Names of the results whose bits differ."""
+    """Describes each result whose bits differ."""
     found = [] if same_bits(first.value, second.value) else [f"value: other bits {when}"]
     for i, (a, b) in enumerate(zip(first.gradients, second.gradients, strict=True)):
         if a is not None and b is not None and not same_bits(a, b):
@@ -75,7 +75,11 @@ def differences(when: str, first: Result, second: Result) -> list[str]:
 
 @dataclass(frozen=True)
 class Library:
-    """Zero-copy conversion of tensors to an array library and back."""
+    """Zero-copy conversion of tensors to an array library and back.
+
+    ``pointer`` returns the address of an array. ``exact`` is True if the library's results must equal torch's to the
+    last bit.
+    """
 
     name: str
     array: type
@@ -86,7 +90,7 @@ class Library:
 
 
 def library(device: str) -> Library:
-    """CuPy on a GPU, NumPy on the CPU. NumPy has its own order of additions."""
+    """CuPy on a GPU, NumPy on the CPU. NumPy adds in an order of its own, so it is not exact."""
     if device == "cpu":
         back = lambda x: torch.from_numpy(numpy.asarray(x))  # noqa: E731
         return Library("numpy", numpy.ndarray, lambda x: x.numpy(), back, lambda x: x.ctypes.data, exact=False)
@@ -96,14 +100,15 @@ def library(device: str) -> Library:
 
 
 def section(device: str) -> str:
-    """The title of the comparison with the array library."""
+    """The title of the section that compares with the array library."""
     return f"{library(device).name} arrays"
 
 
 def crosses(check: Check) -> bool:
-    """True if the array library supports the dtypes and products of a check.
+    """True if the array library supports the dtypes and matrix products of a check.
 
-    NumPy has no bfloat16, CuPy 13 does not import it, and torch has no cuBLAS for a CuPy of another version of CUDA.
+    NumPy has no bfloat16, CuPy 13 does not import bfloat16, and torch brings no cuBLAS for a CuPy of another CUDA
+    version.
     """
     try:
         for name in check.dtypes:
@@ -115,7 +120,7 @@ def crosses(check: Check) -> bool:
 
 @cache
 def without_products(device: str) -> str:
-    """Why the array library cannot multiply matrices; empty if it can."""
+    """The reason why the array library cannot multiply matrices; empty if it can."""
     if device != "cpu":
         try:
             interop.cublas()
@@ -125,7 +130,7 @@ def without_products(device: str) -> str:
 
 
 def arrays(check: Check) -> Row:
-    """Compares a loss of arrays with the loss of tensors that share their memory, and the pointers of both."""
+    """Compares a loss of arrays with the loss of tensors in the same memory; checks that nothing was copied."""
     other = library(check.device)
     tensors = check.operands()
     crossed = [other.to(x) for x in tensors]
@@ -138,7 +143,7 @@ def arrays(check: Check) -> Row:
     function = getattr(functional, check.loss.name)
     differentiate = partial(cupylosses.value_and_grad, function, argnums=positions, **check.options)
     if check.rescales:
-        # From now on the upstream gradient 1 is the expected one, in both libraries.
+        # Forward expects the upstream gradient 1 from now on, in both libraries.
         differentiate(*tensors), differentiate(*crossed)
     expected, expected_gradients = differentiate(*tensors)
     memory.poison(output_bytes(expected, *expected_gradients), check.device, other.name)

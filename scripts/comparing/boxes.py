@@ -10,7 +10,7 @@ from cupylosses.testing.boxes.check import LAYOUTS
 
 
 class BoxMatrix(SizedMatrix):
-    """Every parameter, dtype, reduction and layout."""
+    """Checks of every parameter, dtype, reduction and layout."""
 
     Definition: ClassVar = BoxLoss
     section = "losses of boxes"
@@ -19,6 +19,6 @@ class BoxMatrix(SizedMatrix):
     array_layouts = ("flat", "transposed")
     usual = "flat"
     repeated_as = (("mean", "flat"), ("mean", "rows"), ("none", "strided"))
-    # Element-wise losses show the other layouts. NVRTC takes seconds for each kernel of boxes.
+    # The checks of element-wise losses cover the other layouts; NVRTC takes seconds for each kernel of boxes.
     layouts_of_first = ("rows", "one", "strided", "broadcast")
     narrow_others = False

@@ -1,4 +1,4 @@
-"""Output files of a run: the table as CSV, and a picture."""
+"""Output files of ``compare.py``: the table as CSV, and a picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST = 1e6
 def write(
     arguments: Namespace, lines: Sequence[Line], where: Mapping[str, str], console: Console, rows: Sequence[Row] = ()
 ) -> None:
-    """Writes the requested files and prints their names; if ``rows`` were printed, they make the CSV."""
+    """Writes the requested files and prints their names. The CSV has ``rows`` if there are any, otherwise ``lines``."""
     if arguments.csv:
         write_csv(arguments.csv, [x.record() for x in rows or lines])
     if arguments.plot:
@@ -43,7 +43,7 @@ def name(arguments: Namespace, console: Console) -> None:
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Writes records of one kind, one per row."""
+    """Writes records with the same fields, one per row."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.DictWriter(file, list(records[0]), lineterminator="\n")
         rows.writeheader()
@@ -55,7 +55,7 @@ def _cell(value: Any) -> str:
 
 
 def draw(path: Path, lines: Sequence[Line], where: Mapping[str, str]) -> None:
-    """Draws the errors by loss beside torch's and, if times were measured, the speed-up."""
+    """Draws the errors of each loss beside torch's and, if times were measured, the speed-up."""
     import matplotlib
 
     matplotlib.use("Agg")

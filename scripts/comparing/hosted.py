@@ -1,4 +1,4 @@
-"""Rows whose kernels run on the CPU, through `cupylosses.testing.host`."""
+"""Checks whose kernels run on the CPU, through `cupylosses.testing.host`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from cupylosses.testing.check import Check
 
 
 def executed(measure: Callable[[Check], Row]) -> Callable[[Check], Row]:
-    """Wraps ``measure`` in a fresh host execution for each row, so a row that fails mid-launch leaves no state to the
-    next.
-    """
+    """Wraps ``measure`` in a fresh host execution for each check, so a check that fails mid-launch leaves no state."""
 
     def on_host(check: Check) -> Row:
         with host.execution():

@@ -11,12 +11,12 @@ from comparing.targets import REPEATED_AS, TargetMatrix, without_repetitions
 from cupylosses.engines.linear_softmax.definition import LinearSoftmaxLoss
 from cupylosses.testing.linear_softmax.check import LAYOUTS, LinearSoftmaxCheck
 
-#: The layouts in which arguments and dtypes are tried.
+#: Layouts in which every argument and dtype is tried.
 USUAL = ("one_chunk", "chunks")
 
 
 class LinearSoftmaxMatrix(TargetMatrix):
-    """Every kind of target, argument, dtype, reduction and layout."""
+    """Checks of every kind of target, argument, dtype, reduction and layout."""
 
     Definition: ClassVar = LinearSoftmaxLoss
     usual = USUAL
@@ -31,7 +31,7 @@ class LinearSoftmaxMatrix(TargetMatrix):
         return [LinearSoftmaxCheck(self.loss, kind=x, **self.where) for x in self.loss.of_logits.targets]
 
     def cases(self, kind: str) -> list[dict[str, Any]]:
-        """The cases of the softmax loss, each further argument that changes the result, and all together."""
+        """The definition's cases, each further argument that changes the result, and most of them together."""
         more: list[dict[str, Any]] = [
             {"linear_bias": True},
             {"weight": True},
@@ -48,7 +48,7 @@ class LinearSoftmaxMatrix(TargetMatrix):
         return without_repetitions(found)
 
     def among_few(self, check: LinearSoftmaxCheck) -> bool:
-        """Each case, dtype, reduction, layout and kind of target occurs once."""
+        """True for checks in which each case, dtype, reduction, layout and kind of target occurs, but not combined."""
         float32 = check.dtypes == ("float32",)
         if check.case:
             wide = "logits_dtype" in check.case and check.dtypes == NARROW
@@ -58,7 +58,7 @@ class LinearSoftmaxMatrix(TargetMatrix):
         return check.layout == "chunks" or (check.reduction == "mean" and check.kind == "indices")
 
     def among_covered(self, check: LinearSoftmaxCheck) -> bool:
-        """Options meet each dtype for class indices alone."""
+        """True unless a check combines options with a dtype other than float32 for dense targets."""
         return check.kind == "indices" or not check.case or check.dtypes == ("float32",)
 
     def repeated(self) -> Iterator[LinearSoftmaxCheck]:
@@ -76,7 +76,7 @@ class LinearSoftmaxMatrix(TargetMatrix):
         for plain in self.plain():
             indices = plain.kind == "indices"
             every = self.cases(plain.kind)
-            # The longest case has most arguments at once.
+            # The longest case combines the most arguments.
             yield from (replace(plain, case=x) for x in (every if indices else [{}, max(every, key=len)]))
             yield from (replace(plain, reduction=x) for x in ("none", "sum", "batchmean"))
             yield replace(plain, dtypes=NARROW)

@@ -1,8 +1,8 @@
-"""The checks of a run: those with a line each, every value once or the full product, and those behind the one line of a
-loss.
+"""The selection of checks: for runs with one line per check, and for the one line of each loss.
 
-The number of kernels limits the latter, since each takes a tenth to a half of a second to compile. They share kernels
-where possible, and `--full` has the rest.
+With one line per check, every value of every axis occurs at least once, or the full product runs. The checks of a
+loss's one line are limited by their number of kernels, since each takes a tenth to half of a second to compile. They
+share kernels where possible; `--full` has the rest.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cupylosses.testing.check import GIVEN, Check
 
 Dtypes = tuple[str, ...]
 
-#: The last one mixes dtypes: the first operand is narrower than the others.
+#: Dtypes to try. In the last entry, the first operand is narrower than the others.
 DTYPES: tuple[Dtypes, ...] = (("float16",), ("bfloat16",), ("float32",), ("float64",), ("bfloat16", "float32"))
 
-#: The dtype beside float32 in the line of a loss: it covers rounding to 16 bits and the kernels' vectors of eight.
+#: The second dtype in the line of a loss, after float32: covers rounding to 16 bits and vectors of eight elements.
 NARROW: Dtypes = ("bfloat16",)
 
-#: Dtypes and reductions that try every layout by default. A kernel takes about 0.1 s to compile, and each layout has
-#: its own. The second dtype has the widest vectors.
+#: Dtypes and reductions in which every layout is tried by default. A kernel takes about 0.1 s to compile, and each
+#: layout has its own. The second dtype has the widest vectors.
 LAYOUT_DTYPES: Mapping[Dtypes, Sequence[str]] = {("float32",): ("mean", "none"), ("bfloat16",): ("mean",)}
 
 #: Reductions in which arrays of another library are tried.
@@ -36,7 +36,19 @@ ARRAY_REDUCTIONS = ("mean", "none")
 
 @dataclass(frozen=True)
 class Selection:
-    """The user's choices; None means the default."""
+    """The user's choices; None means the default.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        seed: Seed of the random operands.
+        shape: Shape of the operands, instead of layouts.
+        dtypes: Dtypes to try.
+        reductions: Reductions to try.
+        layouts: Layouts to try.
+        full: True for the full product instead of every value once.
+        few: True to keep only the checks that `Matrix.among_few` selects.
+        covered: True to keep only the checks that `Matrix.among_covered` selects.
+    """
 
     device: str = "cpu"
     seed: int = 0
@@ -50,11 +62,11 @@ class Selection:
 
 
 class Matrix(ByEngine, ABC, modules="comparing.{}"):
-    """The checks of one loss; ``Matrix(loss, selection)`` makes that of the loss's engine.
+    """The checks of one loss; ``Matrix(loss, selection)`` makes the matrix of the loss's engine.
 
     Attributes:
-        section: Title of the section with a line for each check of such losses.
-        heading: Title of the table with a line for each such loss.
+        section: Title of the section with one line per check of the engine's losses.
+        heading: Title of the table with one line per loss of the engine.
         layouts: Names of all layouts.
         array_layouts: Layouts in which arrays of another library are tried.
     """
@@ -66,9 +78,9 @@ class Matrix(ByEngine, ABC, modules="comparing.{}"):
 
     def __init__(self, loss: Definition, selection: Selection) -> None:
         self.loss, self.selection = loss, selection
-        #: The requested reductions that the loss has.
+        #: The requested reductions that the loss supports.
         self.reductions = [x for x in loss.reductions if selection.reductions is None or x in selection.reductions]
-        #: Some of the requested layouts belong to losses of other engines.
+        #: The requested layouts that this engine has; others belong to other engines.
         self.chosen_layouts = [x for x in self.layouts if selection.layouts is None or x in selection.layouts]
         self.where: Mapping[str, Any] = {"device": selection.device, "seed": selection.seed}
 
@@ -81,7 +93,7 @@ class Matrix(ByEngine, ABC, modules="comparing.{}"):
 
     @abstractmethod
     def bases(self) -> Sequence[Check]:
-        """A float32 mean for each kind of target, of which all other checks are copies."""
+        """A float32 mean for each kind of target; all other checks are modified copies of one of these."""
 
     @abstractmethod
     def everything(self) -> Iterator[Check]:
@@ -93,17 +105,18 @@ class Matrix(ByEngine, ABC, modules="comparing.{}"):
 
     @abstractmethod
     def among_few(self, check: Check) -> bool:
-        """True if a check remains where kernels are expensive: each loss, dtype, reduction and gradient occurs, but not
-        each combination.
+        """True if a check runs even where kernels are expensive.
+
+        Each loss, dtype, reduction and gradient occurs, but not each combination.
         """
 
     @abstractmethod
     def among_covered(self, check: Check) -> bool:
-        """True if a check remains in a run without particular choices."""
+        """True if a check runs although the user made no particular choices."""
 
     @abstractmethod
     def repeated(self) -> Iterator[Check]:
-        """Checks with distinct orders of additions, to be repeated."""
+        """Checks to repeat, which add in distinct orders."""
 
     @abstractmethod
     def plain(self) -> Sequence[Check]:
@@ -111,10 +124,10 @@ class Matrix(ByEngine, ABC, modules="comparing.{}"):
 
     @abstractmethod
     def candidates_of_line(self) -> Iterator[Check]:
-        """The checks behind the line of the loss, possible or not."""
+        """Checks for the one line of the loss, including impossible ones."""
 
     def large(self, check: Check) -> Check:
-        """A copy of a check with many blocks on a GPU, if shapes of its layout may be of any size."""
+        """A copy of a check whose shape needs many blocks on a GPU, if its layout allows shapes of any size."""
         return check
 
     # Common
@@ -126,23 +139,23 @@ class Matrix(ByEngine, ABC, modules="comparing.{}"):
         return check.possible and check.has_truth and kept
 
     def checks(self) -> list[Check]:
-        """The checks with a line each, without repetition."""
+        """The checks of a run with one line per check, each once."""
         found = self.everything() if self.selection.full or self.selection.layouts else self.once()
         return list({x.id: x for x in found if self.takes(x)}.values())
 
     def line(self) -> list[Check]:
-        """The checks behind the line of the loss, without repetition."""
+        """The checks that the one line of the loss sums up, each once."""
         return list({x.id: x for x in self.candidates_of_line() if x.possible and x.has_truth}.values())
 
     def laid_out(self, base: Check, reductions: Mapping[Dtypes, Sequence[str]]) -> Iterator[Check]:
-        """A check in every layout, for these dtypes and reductions."""
+        """``base`` in every chosen layout, for the dtypes and reductions in ``reductions`` that the selection has."""
         for dtypes in self.dtypes:
             wanted = set_of(reductions.get(dtypes, ()), self.reductions)
             for layout, reduction in product(self.chosen_layouts, wanted):
                 yield replace(base, dtypes=dtypes, reduction=reduction, layout=layout)
 
     def arrays(self) -> Iterator[Check]:
-        """One check per kind of target, dtype, reduction and layout, for arrays of another library."""
+        """Checks with arrays of another library: one per kind of target, dtype, reduction and layout."""
         reductions = set_of(ARRAY_REDUCTIONS, self.reductions)
         for base, *chosen in product(self.bases(), self.dtypes, reductions, self.array_layouts):
             check = replace(base, **dict(zip(("dtypes", "reduction", "layout"), chosen, strict=True)))
@@ -154,13 +167,12 @@ class SizedMatrix(Matrix):
     """The checks of losses whose layouts are a table of sizes, or a requested shape.
 
     Attributes:
-        usual: The layout with every case and dtype.
-        repeated_as: Reductions and layouts with distinct orders of additions.
-        of_line: Reductions of the checks behind a line.
-        layouts_of_first: The layouts behind the line of the engine's first loss, whose skeletons of kernels the others
-            share.
-        layouts_of_others: The layouts behind the lines of the others.
-        narrow_others: True if these have a check in 16 bits, too.
+        usual: Layout in which every case and dtype is tried.
+        repeated_as: Reductions and layouts that add in distinct orders.
+        of_line: Reductions in the line of a loss, besides the mean.
+        layouts_of_first: Layouts in the line of the engine's first loss. Its other losses share the kernel skeletons.
+        layouts_of_others: Layouts in the lines of the engine's other losses.
+        narrow_others: True if the lines of the other losses include a 16-bit check, too.
     """
 
     usual: ClassVar[str]
@@ -201,7 +213,11 @@ class SizedMatrix(Matrix):
             yield from self.laid_out(base, LAYOUT_DTYPES)
 
     def among_few(self, check: Check) -> bool:
-        """Layouts have kernels of their own, for one dtype. Parameters are numbers that a kernel takes."""
+        """True for checks that need few kernels.
+
+        Layouts have kernels of their own, so each is tried in one dtype. Parameters are kernel arguments and need no
+        kernel of their own.
+        """
         if check.dtypes != ("float32",):
             return check.layout == self.usual and check.reduction == "mean" and check.case == self.cases[0]
         return check.layout in (self.usual, *self.layouts_of_others) or check.reduction == "mean"

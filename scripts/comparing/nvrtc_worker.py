@@ -1,9 +1,9 @@
-"""Compile pickled source strings from stdin into CuPy's cache on disk, and answer each with a line.
+"""Compile pickled source strings from stdin into CuPy's disk cache, and print a line after each.
 
     python scripts/comparing/nvrtc_worker.py 90
 
-The argument is the compute capability. The process loads nothing, so it uses no GPU memory. A source that does not
-compile raises later, in the process that loads it.
+The argument is the compute capability. The process loads no kernel, so it uses no GPU memory. An error of compilation
+is ignored here; the process that loads the kernel raises it.
 """
 
 from __future__ import annotations

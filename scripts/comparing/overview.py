@@ -1,4 +1,4 @@
-"""The run without arguments: one line for each loss, behind which stand a few representative checks."""
+"""The run without arguments: one line per loss, which sums up a few representative checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from cupylosses.testing.check import EDGES, Check
 
 @dataclass(frozen=True)
 class Task:
-    """A check to perform: ``measure`` makes a row of it, and ``calls`` makes the same calls to find their kernels."""
+    """A check to perform.
+
+    ``measure`` turns it into a row. ``calls`` makes the same library calls, to find the kernels to compile in advance;
+    None if there are none to find.
+    """
 
     check: Check
     section: str
@@ -62,11 +66,11 @@ class Line:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which checks
+# Checks
 
 
 def tasks(loss: Definition, device: str, seed: int = 0) -> list[Task]:
-    """The checks of a loss without repetition: values and gradients, repeated bits, arrays of another library."""
+    """The checks of a loss, each once: values and gradients, repeated runs, arrays of another library."""
     matrix = Matrix(loss, Selection(device, seed))
     measure = partial(accuracy_and_time, time=False, section=matrix.heading)
     planned = [Task(x, matrix.heading, measure, rehearse) for x in matrix.line()]
@@ -82,7 +86,7 @@ def tasks(loss: Definition, device: str, seed: int = 0) -> list[Task]:
 
 
 def line(loss: str, rows: Sequence[Row], times: Mapping[str, Any] | None = None) -> Line:
-    """Sums up the rows of a loss by their worst errors. Edges of a domain count only as right or wrong."""
+    """Sums up the rows of a loss by their worst errors. Checks of domain edges count only as passed or failed."""
     usual = [r for r in rows if r.layout != EDGES]
 
     def worst(name: str) -> float | None:
@@ -99,7 +103,7 @@ def line(loss: str, rows: Sequence[Row], times: Mapping[str, Any] | None = None)
 
 
 def table(lines: Sequence[Line], section: str, timed: str | None) -> Table:
-    """The table of a section; with the GPU's columns if ``timed`` describes the timed calls."""
+    """The table of a section, with times and memory if ``timed`` describes the timed calls."""
     own = [x for x in lines if x.section == section]
     found = Table(title=f"{section}{f': {timed}' if timed else ''}", title_justify="left", box=None, pad_edge=False)
     found.add_column("loss", no_wrap=True)
@@ -128,12 +132,12 @@ def table(lines: Sequence[Line], section: str, timed: str | None) -> Table:
 
 
 def mebibytes(size: int | None) -> str:
-    """Bytes in MiB."""
+    """A number of bytes in MiB, or a dash for None."""
     return number(None if size is None else size / (1 << 20))
 
 
 def legend(timed: bool) -> str:
-    """The units of the columns."""
+    """Text that explains the units of the columns."""
     text = (
         "Worst errors in units in the last place (ulp) of the result or, where terms cancel, of the arithmetic, "
         "against float64."
@@ -147,7 +151,7 @@ def legend(timed: bool) -> str:
 
 
 def details(rows: Sequence[Row]) -> Iterator[str]:
-    """One line for each problem."""
+    """One line per problem."""
     for r in rows:
         for problem in r.problems:
             words = (r.loss, r.case, r.dtype, r.reduction, r.layout, f"gradients of {r.gradients}")

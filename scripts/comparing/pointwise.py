@@ -16,25 +16,26 @@ from cupylosses.testing.check import EDGES
 from cupylosses.testing.layouts import LAYOUTS, SHAPE
 from cupylosses.testing.pointwise.check import PointwiseCheck
 
-#: With --full: the reverse mixture, two 16-bit formats of which neither contains the other, and labels.
+#: Further dtypes of the full product: a first operand wider than the others, two 16-bit formats neither of which
+#: contains the other, and integer labels.
 MORE_DTYPES = (("float32", "float16"), ("float16", "bfloat16"), ("float32", "int64"))
 
-#: With `few`: one layout of each kind, and those without a kernel of their own.
+#: Layouts with `few`: one of each kind, and those that need no kernel of their own.
 FEW_LAYOUTS = frozenset({"row", "eight_d", "zero_d", "empty"})
 
-#: Dtypes that try every combination of operands that require grad by default.
+#: Dtypes, and reductions, in which every choice of operands that require grad is tried by default.
 WANTED_DTYPES = (("float32",),)
 WANTED_REDUCTIONS = ("mean", "none")
 
-#: Many blocks on any GPU, and a partial vector at the end.
+#: A shape with many blocks on any GPU, and a partial vector at the end.
 REPEATED_SHAPE = (1031, 1025)
 
-#: Reductions and layouts with distinct orders of additions: over everything, and over rows.
+#: Reductions and layouts that add in distinct orders: over all elements, and over rows.
 REPEATED_AS = (("mean", "contiguous"), ("mean", "row"), ("none", "contiguous"))
 
 
 class PointwiseMatrix(Matrix):
-    """Every parameter, dtype, reduction, layout and choice of gradients of an element-wise loss."""
+    """Checks of every parameter, dtype, reduction, layout and choice of gradients of an element-wise loss."""
 
     Definition: ClassVar = Loss
     section = "losses"
@@ -62,9 +63,7 @@ class PointwiseMatrix(Matrix):
                         yield replace(base, case=case, **fields)
 
     def once(self) -> Iterator[PointwiseCheck]:
-        """Every parameter case and dtype with every reduction, and every layout and choice of gradients at least
-        once.
-        """
+        """Every case and dtype with every reduction; every layout and choice of gradients at least once."""
         (base,) = self.bases()
         for case, dtypes in product(self.loss.cases, self.dtypes):
             check = replace(base, case=case, dtypes=dtypes)
@@ -77,8 +76,10 @@ class PointwiseMatrix(Matrix):
         yield from (x for x in self.laid_out(base, LAYOUT_DTYPES) if x.layout != EDGES)
 
     def among_few(self, check: PointwiseCheck) -> bool:
-        """Flags, layouts and choices of gradients have kernels of their own, so each meets one dtype. Parameters are
-        numbers that a kernel takes, so they cost no kernel.
+        """True for checks that need few kernels.
+
+        Flags, layouts and choices of gradients have kernels of their own, so each is tried in one dtype. Parameters are
+        kernel arguments and need no kernel of their own.
         """
         plain = check.layout in ("contiguous", EDGES)
         every_gradient = check.wanted is None or all(check.wanted)
@@ -111,13 +112,13 @@ class PointwiseMatrix(Matrix):
         (plain,) = self.plain()
         every = replace(plain, wanted=None)
         yield plain
-        # These share the kernels of the first.
+        # These two share the kernels of `plain`.
         yield from (replace(plain, reduction=x, layout="transposed") for x in ("sum", "batchmean"))
         yield from (replace(every, case=x, reduction="none") for x in self.loss.cases)
         yield from (replace(every, case=x, reduction="none", layout=EDGES) for x in self.loss.cases)
         yield replace(every, dtypes=NARROW)
         if self.loss in representatives():
-            # The other operands are broadcast, so their gradients are sums, which do not depend on the loss.
+            # The other operands are broadcast, so their gradients are sums, whose kernels do not depend on the loss.
             yield replace(every, wanted=tuple(i > 0 for i in range(len(self.loss.operands))), layout="row")
 
     def combinations(self) -> list[tuple[bool, ...]]:

@@ -13,7 +13,7 @@ from cupylosses.testing.regions.check import LAYOUTS
 
 
 class RegionMatrix(SizedMatrix):
-    """Every setting of the definition's cases, dtype, reduction and layout; labels, and a target per class."""
+    """Checks of every case of the definition, dtype, reduction and layout, with labels and with dense targets."""
 
     Definition: ClassVar = RegionLoss
     section = "losses of regions"
@@ -27,7 +27,7 @@ class RegionMatrix(SizedMatrix):
     layouts_of_others = layouts_of_first
 
     def among_few(self, check: Check) -> bool:
-        """A setting, too, has kernels of its own."""
+        """True for checks that need few kernels. Besides layouts, each case has kernels of its own, too."""
         return check.reduction != "sum" and super().among_few(check)
 
     def among_covered(self, check: Check) -> bool:

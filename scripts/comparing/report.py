@@ -1,4 +1,4 @@
-"""Printed rows, the summary, and the JSON file."""
+"""Printing of rows and their summary, and the JSON file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cupylosses.testing.tolerance import TABLE
 
 
 def number(x: float | None) -> str:
-    """Three digits, or a dash for None."""
+    """A number with two or three significant digits, or a dash for None."""
     if x is None:
         return "-"
     if x == 0 or not math.isfinite(x):
@@ -35,7 +35,7 @@ def number(x: float | None) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: title, width, and a function that gives a row's cell. Numbers are aligned to the right."""
+    """A column: its title, its width, and a function that returns a row's cell. ``right`` aligns cells to the right."""
 
     title: str
     width: int
@@ -48,7 +48,7 @@ class Column:
 
 
 def columns(rows: Sequence[Sequence[str]], compile: bool) -> list[Column]:
-    """The columns; the first ones are wide enough for ``rows``, the words that name the coming checks."""
+    """The columns. The first ones fit ``rows``, the words that name each check of the run."""
     titles = ("loss", "case", "dtype", "reduction", "layout", "gradients")
     fields = ("loss", "case", "dtype", "reduction", "layout", "gradients")
     widths = [max(map(len, (title, *words))) for title, words in zip(titles, zip(*rows, strict=True), strict=True)]
@@ -84,7 +84,7 @@ class Report:
         self._line("  ".join(c.pad(c.title) for c in self.columns), "dim")
 
     def add(self, row: Row) -> None:
-        """Prints a row, and its problems below."""
+        """Keeps and prints a row, with its problems below."""
         self.rows.append(row)
         self._line("  ".join(c.pad(c.cell(row)) for c in self.columns), None if row.ok else "bold red")
         for problem in row.problems:
@@ -94,7 +94,7 @@ class Report:
         self.console.print(Text(text.rstrip(), style=style or ""), soft_wrap=True, highlight=False)
 
     def summary(self, seconds: float) -> None:
-        """Prints one line per loss, and the totals."""
+        """Prints one line per loss and the totals."""
         table = Table("loss", title="Summary", title_justify="left", box=None, pad_edge=False)
         for title in ("rows", "failed", "worst value ulp*", "worst grad ulp*", "median speed-up"):
             table.add_column(title, justify="right")
@@ -112,12 +112,12 @@ class Report:
 
 
 def failures(rows: Sequence[Row]) -> int:
-    """The number of rows that failed."""
+    """Number of rows that failed."""
     return sum(not r.ok for r in rows)
 
 
 def figures(rows: Sequence[Row]) -> tuple[float | None, float | None, float | None]:
-    """The worst value and gradient over rows where torch's error is at most 100 ulp, and the median speed-up."""
+    """The worst value and gradient errors over rows where torch's is at most 100 ulp, and the median speed-up."""
 
     def worst(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
         return max((a for a, b in pairs if a is not None and b is not None and b <= 100), default=None)
@@ -131,7 +131,7 @@ def figures(rows: Sequence[Row]) -> tuple[float | None, float | None, float | No
 
 
 def legend() -> str:
-    """The units of the columns."""
+    """Text that explains the units of the columns and the allowed errors."""
     table = ", ".join(f"{name} {t.element:g}" for name, t in TABLE.items())
     return (
         "Errors are in units in the last place (ulp) of the result, against a float64 truth, beside torch's.\n"
@@ -141,7 +141,7 @@ def legend() -> str:
 
 
 def environment(place: str) -> dict[str, str]:
-    """The machine and versions of the run; ``place`` is a choice of --device."""
+    """The machine and versions of the run; ``place`` is the device, as `--device` spells it."""
     if place == "cuda":
         return gpu_environment()
     compiler = {"compiler": " ".join(host.find_compiler() or ())} if place == "host" else {}
@@ -162,8 +162,9 @@ def write_json(
     arguments: Mapping[str, Any],
     losses: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Writes every check, and the line of every loss if there is one, for machines. Numbers that JSON lacks become
-    strings.
+    """Writes every check, and the line of each loss if there are lines, as JSON.
+
+    Infinities and NaN become strings, because JSON lacks them.
     """
     content = {
         "environment": dict(where),

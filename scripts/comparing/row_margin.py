@@ -1,4 +1,4 @@
-"""The checks of losses of rows of scores that labels are to exceed."""
+"""The checks of margin losses: losses of rows of scores that the labels' scores should exceed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cupylosses.testing.row_margin.check import LAYOUTS
 
 
 class MarginMatrix(SizedMatrix):
-    """Every parameter, dtype, reduction and layout."""
+    """Checks of every parameter, dtype, reduction and layout."""
 
     Definition: ClassVar = MarginLoss
     section = "losses of rows of scores"
@@ -19,7 +19,7 @@ class MarginMatrix(SizedMatrix):
     array_layouts = ("subwarp", "apart")
     usual = "subwarp"
     repeated_as = (("mean", "subwarp"), ("mean", "block"), ("none", "long lists"))
-    # Only the second loss has lists.
+    # Only the second loss has lists of labels.
     layouts_of_first = ("few", "block", "apart", "thread_per_row")
     layouts_of_others = ("block", "long lists", "long lists, block")
 
@@ -27,7 +27,7 @@ class MarginMatrix(SizedMatrix):
 
     @property
     def cases(self) -> list[dict[str, Any]]:
-        """The cases of the definition, and each further argument that changes the result, alone and all together."""
+        """The definition's cases, each further argument that changes the result alone, and all of them together."""
         more: list[dict[str, Any]] = [{"mask": True}]
         if not self.loss.several:
             more += [{"weight": True}, {"ignore_index": 1}]

@@ -10,7 +10,7 @@ from cupylosses.testing.row_statistics.check import LAYOUTS
 
 
 class StatisticsMatrix(SizedMatrix):
-    """Every parameter, dtype, reduction and layout."""
+    """Checks of every parameter, dtype, reduction and layout."""
 
     Definition: ClassVar = StatisticsLoss
     section = "losses of row statistics"

@@ -10,7 +10,7 @@ from cupylosses.testing.sequence.check import LAYOUTS
 
 
 class SequenceMatrix(SizedMatrix):
-    """Every dtype, reduction and layout."""
+    """Checks of every dtype, reduction and layout."""
 
     Definition: ClassVar = SequenceLoss
     section = "losses of sequences"

@@ -1,4 +1,4 @@
-"""The checks of losses of rows, with each kind of target."""
+"""The checks of losses of rows of logits, with each kind of target."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from comparing.targets import REPEATED_AS, TargetMatrix, without_repetitions
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.testing.softmax.check import MASK, ROW_LAYOUTS, SoftmaxCheck
 
-#: The layouts in which arguments and dtypes are tried.
+#: Layouts in which every argument and dtype is tried.
 USUAL = ("subwarp", "label_only_rows")
 
 #: Layouts in which arrays of another library are tried.
 ARRAY_LAYOUTS = (*USUAL, "thread_per_row")
 
-#: The loss that is tried with every argument, reduction and layout, even with `few`. The others share its kernels'
-#: skeletons.
+#: Loss and kind of target that are tried with every argument, reduction and layout, even with `few`. The other losses
+#: share the skeletons of its kernels.
 FIRST = ("cross_entropy", "indices")
 
 
 class SoftmaxMatrix(TargetMatrix):
-    """Every kind of target, argument, dtype, reduction and layout of a loss of rows."""
+    """Checks of every kind of target, argument, dtype, reduction and layout of a loss of rows."""
 
     Definition: ClassVar = SoftmaxLoss
     usual = USUAL
@@ -38,7 +38,7 @@ class SoftmaxMatrix(TargetMatrix):
         return [SoftmaxCheck(self.loss, kind=x, **self.where) for x in self.loss.targets]
 
     def cases(self, kind: str) -> list[dict[str, Any]]:
-        """The cases of the definition, and each further argument that changes the result, alone and all together."""
+        """The definition's cases, each further argument that changes the result, and most of them together."""
         loss = self.loss
         weights = {str(loss.weights): True} if loss.weights else {}
         scaled = {"logit_scale": {"softcap": 2.5, "logit_scale": 0.5}, "temperature": {"temperature": 2.0}}
@@ -53,7 +53,7 @@ class SoftmaxMatrix(TargetMatrix):
         return without_repetitions(found)
 
     def among_few(self, check: SoftmaxCheck) -> bool:
-        """With the first loss each option, layout and reduction occurs."""
+        """True for checks that need few kernels; of the first loss, each option, layout and reduction occurs."""
         first = (check.loss.name, check.kind) == FIRST
         usual, plain = check.layout in USUAL, not check.case
         if not usual:
@@ -66,11 +66,11 @@ class SoftmaxMatrix(TargetMatrix):
         return first or check.reduction in ("mean", "none")
 
     def among_covered(self, check: SoftmaxCheck) -> bool:
-        """Options of losses other than the first do not meet every dtype."""
+        """True unless a check combines options of a loss other than the first with a dtype other than float32."""
         return (check.loss.name, check.kind) == FIRST or not check.case or check.dtypes == ("float32",)
 
     def repeated(self) -> Iterator[SoftmaxCheck]:
-        """With `few`, one check that has everything."""
+        """Checks of float32 without options; with `few`, only means of the first loss in the usual layouts."""
         for x in self.checks():
             if not x.case and x.dtypes == ("float32",) and x.reduction in REPEATED_AS:
                 first = (x.loss.name, x.kind, x.reduction) == (*FIRST, "mean") and x.layout in USUAL
@@ -78,7 +78,7 @@ class SoftmaxMatrix(TargetMatrix):
                     yield x
 
     def plain(self) -> list[SoftmaxCheck]:
-        """A float32 mean for each kind of target."""
+        """A float32 mean for each kind of target, in each usual layout that is possible."""
         drawn = [replace(base, layout=x) for base in self.bases() for x in USUAL]
         return [x for x in drawn if x.possible]
 
@@ -86,7 +86,7 @@ class SoftmaxMatrix(TargetMatrix):
         for plain in self.plain():
             first = (self.loss.name, plain.kind) == FIRST
             every = self.cases(plain.kind)
-            # The longest case has all arguments at once.
+            # The longest case combines the most arguments.
             chosen = every if first else [*self.loss.cases, max(every, key=len)]
             yield from (replace(plain, case=x) for x in chosen)
             yield from (replace(plain, reduction=x) for x in ("none", "sum", "batchmean"))

@@ -22,29 +22,29 @@ MODE = "forward+backward"
 #: Seconds of GPU time to spend on one measurement.
 TARGET = 0.01
 
-#: Memory reserved for torch's intermediates, in multiples of an operand; operands are small enough to leave it free.
+#: Free memory as a multiple of the largest operand: the rest is left for other operands and torch's intermediates.
 INTERMEDIATES = 24
 
 
 def workload(loss: Definition, free: int) -> Workload:
-    """The timed call of a loss, as large as fits into ``free`` bytes of memory."""
+    """The timed workload of a loss, as large as fits into ``free`` bytes of memory."""
     return Workload.of(loss).fitting(loss, free // INTERMEDIATES)
 
 
 def described(found: Workload) -> str:
-    """A description of the timed call."""
+    """A description of the timed workload."""
     return f"times of {figures.spell_shape(found.shape)} {found.dtype}, forward and backward"
 
 
 def calls(found: Workload) -> None:
-    """Makes the library calls of `measure`."""
+    """Makes the library calls of `measure`, to find the kernels that it needs."""
     inputs = Inputs(found)
     inputs.differentiate(found.differentiated(MODE))
     workloads.step(providers.ours(found), inputs[0])
 
 
 def measure(found: Workload) -> tuple[dict[str, Any], list[str]]:
-    """The GPU's fields of a line, and the problems."""
+    """Returns the fields of a `Line` that need a GPU, and the problems."""
     run = Run([], [], [], [], [MODE], (EAGER,), False, TARGET, Budget(inf), lambda _: None)
     rows = {str(x["provider"]): x for x in throughput.timed(found, run, [MODE], ())}
     problems = [f"{OURS}: {rows[OURS]['status']}"] if rows[OURS]["status"] != providers.OK else []
@@ -62,7 +62,7 @@ def measure(found: Workload) -> tuple[dict[str, Any], list[str]]:
 
 
 def _peaks(found: Workload) -> dict[str, int]:
-    """Peak bytes beyond operands and results, by provider."""
+    """Peak bytes of GPU memory beyond operands and results, by provider."""
     inputs = Inputs(found)
     inputs.differentiate(found.differentiated(MODE))
     measured: dict[str, int] = {}

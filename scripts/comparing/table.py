@@ -1,4 +1,4 @@
-"""A row of the table: errors, times and problems of one check."""
+"""One row of the table: the errors, times and problems of a check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarking import timing
 from cupylosses.testing.check import Check, Outcome, perform, run
 from cupylosses.testing.tolerance import Comparison
 
-#: Seconds of GPU time to spend on one function.
+#: Seconds of GPU time to spend on timing one function.
 TARGET = 0.005
 
 COMPILE = "compile"
@@ -22,7 +22,8 @@ COMPILE = "compile"
 class Row:
     """One check as printed and written. Errors are in ulp, times in milliseconds; None means "not measured".
 
-    ``..._ulp`` are plain, ``..._error`` in conditioned units (:mod:`cupylosses.testing.tolerance`).
+    Fields ``..._ulp`` are in plain ulp, fields ``..._error`` in conditioned units
+    (:mod:`cupylosses.testing.tolerance`).
     """
 
     section: str
@@ -61,16 +62,16 @@ class Row:
 
 
 def row(section: str, check: Check, **fields: Any) -> Row:
-    """A row that names a check."""
+    """A row for a check, with these results."""
     case, dtype, reduction, layout, gradients = check.words
     return Row(section, check.loss.name, case, dtype, reduction, layout, gradients, **fields)
 
 
 def guarded(section: str, check: Check, measure: Callable[[Check], Row]) -> Row:
-    """The row that ``measure`` makes; an exception becomes a failed row, unless the GPU does not survive it.
+    """Measures a check and returns its row; an exception becomes a failed row, unless the GPU does not survive it.
 
     Raises:
-        RuntimeError: the GPU reports an error that no later kernel can outlive.
+        RuntimeError: the GPU reports an error after which no kernel can run.
     """
     try:
         return measure(check)
@@ -98,7 +99,7 @@ def accuracy_and_time(check: Check, compile: bool = False, time: bool = True, se
     """Compares the library with the truth and torch; on a GPU, with ``time``, also measures forward and backward."""
     operands = check.operands()
     outcome = perform(check, operands)
-    # Without a GPU the formula runs, or kernels under checks; neither is built for speed.
+    # Without a GPU, the formula runs, or the kernels with checks on the CPU; neither is built for speed.
     timed = time and outcome.ok and check.device != "cpu"
     times = measured(check, operands, functions(check, outcome, compile)) if timed else {}
     return row(
@@ -120,14 +121,14 @@ def accuracy_and_time(check: Check, compile: bool = False, time: bool = True, se
 
 
 def rehearse(check: Check) -> None:
-    """Makes the library calls of `perform`, and nothing else."""
+    """Makes the library calls of `perform` and nothing else, to find the kernels that it needs."""
     operands = check.operands()
     for grad_output in check.upstream(operands):
         run(check.ours(), operands, check.gradients_of, grad_output)
 
 
 def worst(comparisons: Sequence[Comparison], of: Callable[[Comparison], float | None]) -> float | None:
-    """The largest value over the comparisons that have one; None if none has."""
+    """The largest value of ``of`` over the comparisons, ignoring None; None if there is no value."""
     return max((x for x in map(of, comparisons) if x is not None), default=None)
 
 
@@ -137,7 +138,7 @@ def functions(check: Check, outcome: Outcome, compile: bool) -> dict[str, Callab
     if outcome.torch:
         found["torch"] = eager = outcome.torch
         if compile:
-            # torch tells compiled functions apart by their code, and keeps only a few variants of each.
+            # torch identifies compiled functions by their code object and keeps only a few variants of each.
             torch.compiler.reset()
             found[COMPILE] = torch.compile(lambda *operands: eager(*operands), dynamic=False, fullgraph=True)
     return found
@@ -146,7 +147,7 @@ def functions(check: Check, outcome: Outcome, compile: bool) -> dict[str, Callab
 def measured(
     check: Check, operands: Sequence[torch.Tensor], found: Mapping[str, Callable[..., torch.Tensor]]
 ) -> dict[str, float]:
-    """Median milliseconds of forward and backward, interleaved; forward alone if nothing requires grad."""
+    """Median milliseconds of forward and backward by function, interleaved; forward only if nothing requires grad."""
     upstream = check.upstream(operands)[0]
 
     def step(function: Callable[..., torch.Tensor]) -> Callable[..., object]:
@@ -157,7 +158,7 @@ def measured(
         try:
             calls[name]()
         except Exception:
-            # torch.compile does not compile every function, which says nothing about this library.
+            # torch.compile does not support every function; that is no failure of this library.
             if name != COMPILE:
                 raise
             del calls[name]

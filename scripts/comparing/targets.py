@@ -1,4 +1,4 @@
-"""The checks of a loss with several kinds of target."""
+"""The checks of losses with several kinds of target."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ REPEATED_AS = ("mean", "none")
 
 
 class TargetMatrix(Matrix):
-    """Every kind of target, argument, dtype, reduction and layout.
+    """Checks of every kind of target, argument, dtype, reduction and layout.
 
     Attributes:
-        usual: The layouts in which arguments and dtypes are tried.
+        usual: Layouts in which every argument and dtype is tried.
     """
 
     usual: ClassVar[Sequence[str]]
 
     @abstractmethod
     def cases(self, kind: str) -> list[dict[str, Any]]:
-        """The cases of the definition and those of further arguments, for one kind of target."""
+        """The definition's cases, and cases of further arguments, for one kind of target."""
 
     def checks(self) -> list[Any]:
         # A shape determines the layout.
@@ -56,5 +56,5 @@ class TargetMatrix(Matrix):
 
 
 def without_repetitions(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each case once, in their order."""
+    """Removes repeated cases and keeps the order."""
     return [x for i, x in enumerate(cases) if x not in cases[:i]]

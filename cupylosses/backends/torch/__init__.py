@@ -1,1 +1,1 @@
-"""PyTorch: autograd Functions, transforms, operators, and the replacements of `torch.nn.functional`."""
+"""PyTorch backend: autograd Functions, transforms, operators, and replacements of `torch.nn.functional` losses."""

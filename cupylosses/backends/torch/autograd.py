@@ -1,8 +1,8 @@
-"""Eager autograd: the Functions of a reduced loss, and of a value with dimensions, for every engine.
+"""Eager autograd Functions for every engine: `Reduced` for a scalar loss, `Unreduced` for a value with dimensions.
 
-They pass by what ``Function.apply`` does first: it looks for transforms of torch.func, which `evaluation` has done. Nor
-does torch look for a Function's backward by its class, in a thread in which Python takes several times as long. Both
-took 9 µs of 40 in forward and backward of a small loss on an H200.
+They skip two steps of torch. ``Function.apply`` first looks for ``torch.func`` transforms, which `evaluation` has done
+already. Backward looks a Function's ``backward`` up through its class, in a thread in which Python takes several times
+as long. Both together took 9 µs of 40 in forward and backward of a small loss on an H200.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from cupylosses.torch_compat import current_device, increment_version
 _address, _strides = torch.Tensor.data_ptr, torch.Tensor.stride
 _is_grad_enabled = torch.is_grad_enabled
 
-#: A call about to be computed: plan, device, addresses of the arrays (the arrays themselves for a composite plan),
-#: scalars of the kernels, divisor, the arrays that require grad, addresses of the auxiliary outputs, and scalars and
-#: normalizer of the call.
+#: Inputs of one call's kernels: plan, device, addresses of the arrays (the arrays themselves for a composite plan),
+#: scalars of the kernels, divisor, flags of the arrays that require grad, addresses of the auxiliary outputs, and the
+#: scalars and the normalizer of the call.
 Launch = tuple[
     Plan, TorchDevice, Sequence[Any], tuple[float, ...], Divisor, Wanted, Sequence[int], tuple[float, ...], Any
 ]
 
 
 def _apply_of(function: type[Function]) -> Any:
-    """``function.apply`` without what it and its backward do first."""
+    """Returns ``function.apply`` without its search for transforms, and spares backward the lookup by class."""
     function._backward_cls.apply = function.backward
     return super(Function, function).apply
 
 
 def _speculative(ctx: Any, grad_output: torch.Tensor) -> Any:
-    """The gradients that forward wrote, if there are any left, or computed now. This runs in another thread than
-    forward, to which every object that it touches has to come: the usual is done here, all else in `_computed`.
+    """Returns the gradients that forward wrote speculatively if they are still there; computes them otherwise.
+
+    Backward runs in another thread than forward, so every object that it touches is fetched from another core's cache.
+    The common case is therefore handled here, everything else in `_computed`.
     """
     arrays = ctx.saved_tensors if not ctx.launch[0].single_use else _saved_once(ctx)
     try:
@@ -70,8 +72,9 @@ def _speculative(ctx: Any, grad_output: torch.Tensor) -> Any:
 
 
 def _saved_once(ctx: Any) -> tuple[torch.Tensor, ...]:
-    """The saved arrays, of which the first will be written over: only in the first backward. Checked before they are
-    read, as torch would say that they were modified.
+    """Returns the saved arrays of a plan whose backward overwrites the first one; raises in a second backward.
+
+    The check precedes the access to ``saved_tensors``, where torch would report that they were modified.
     """
     if "residual" not in ctx.__dict__:
         raise checks.used_up(ctx.launch[0].loss)
@@ -80,7 +83,7 @@ def _saved_once(ctx: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _address_of(grad_output: torch.Tensor) -> int | None:
-    """None of a batch of several (is_grads_batched), which has no memory of its own."""
+    """Returns the address; None for a batched tensor (is_grads_batched), which has no memory of its own."""
     try:
         return grad_output.data_ptr()
     except RuntimeError:
@@ -90,7 +93,7 @@ def _address_of(grad_output: torch.Tensor) -> int | None:
 def _updated(
     ctx: Any, saved: tuple[torch.Tensor, ...], grad_output: torch.Tensor, speculation: execute.Speculation | None
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients; tells autograd of the arrays that they were added to."""
+    """Computes the gradients, and reports the arrays that backward has added to as modified to autograd."""
     updated = ctx.__dict__.get("updated", ())
     found = _computed(ctx, (*saved, *updated), grad_output, speculation)
     for x in updated:
@@ -101,7 +104,7 @@ def _updated(
 def _computed(
     ctx: Any, arrays: tuple[torch.Tensor, ...], grad_output: torch.Tensor, speculation: execute.Speculation | None
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients for arrays that may lie elsewhere than in forward, and any grad_output."""
+    """Computes the gradients for any ``grad_output``, and for arrays that may have moved since forward."""
     plan, device, pointers, scalars, divisor, wanted, _, of_call, normalizer = ctx.launch
     residual = ctx.__dict__.get("residual")
     call = Call(plan.loss, arrays, plan.static, of_call, normalizer)
@@ -111,7 +114,7 @@ def _computed(
             return _computed(ctx, arrays, grad_output, speculation)
     if torch.is_grad_enabled():  # create_graph=True
         call = call._replace(static=plan.static._replace(out_dtype=plan.result))
-        if not divisor.known:  # kernels find it, formulas do not
+        if not divisor.known:  # kernels compute it themselves, formulas do not
             located, now, there = _located(plan, call, arrays, pointers)
             read: Sequence[Any] = there if located.composite else now
             divisor = execute.denominator(located, device, read, of_call, found=True)
@@ -124,7 +127,7 @@ def _computed(
     grad_output, strides = launches.upstream(plan, grad_output, plan.takes_one_upstream)
     launch = plan, device, arrays if plan.composite else now, scalars, divisor, wanted
     if residual is not None and plan.consumes_residual and not device.captures():
-        # Another thread that goes backward may have been first.
+        # Another thread that runs backward may have taken it first.
         residual = ctx.__dict__.pop("residual", None)
     if residual is None:
         return execute.gradients(*launch, grad_output.data_ptr(), strides, speculation)
@@ -134,7 +137,7 @@ def _computed(
     left = execute.residual_argument(plan, device, residual)
     found = execute.from_residual(*launch, left, grad_output.data_ptr(), strides is not None, over)
     if over is not None:
-        # Other nodes of the graph may have saved the array, as tanh saves its result: their backward raises now.
+        # Other nodes of the graph may have saved the array, as tanh saves its result. Their backward now raises.
         increment_version(over)
     return found
 
@@ -142,8 +145,10 @@ def _computed(
 def _located(
     plan: Plan, call: Call, arrays: tuple[torch.Tensor, ...], pointers: list[int]
 ) -> tuple[Plan, list[int], tuple[torch.Tensor, ...]]:
-    """The plan for saved arrays, their addresses, and the arrays, or copies. All may be others than in forward: a hook
-    that offloads saved tensors brings them back elsewhere, or laid out otherwise.
+    """Returns the plan for the saved arrays, their addresses, and the arrays or copies of them.
+
+    All three may differ from forward: a hook that offloads saved tensors may restore them at other addresses or with
+    other strides.
     """
     now = [x.data_ptr() for x in arrays]
     if [x.stride() for x in arrays] == plan.operand_strides and (now == pointers or plan.aligned(now)):
@@ -153,7 +158,7 @@ def _located(
 
 
 def _with_residual(ctx: Any, launch: Launch) -> Sequence[Any]:
-    """The auxiliary outputs with the residual, which backward finds in the context."""
+    """Returns the addresses of the auxiliary outputs; leaves the residual, the last one, in ``ctx`` for backward."""
     plan, device, auxiliary = launch[0], launch[1], launch[6]
     if plan.residual is None or plan.recomputes:
         return auxiliary
@@ -162,9 +167,10 @@ def _with_residual(ctx: Any, launch: Launch) -> Sequence[Any]:
 
 
 def _of_composite(ctx: Any, launch: Launch) -> Launch:
-    """The launch of a composite plan with addresses in place of the arrays, which are kept through autograd alone; but
-    those that backward adds to are kept as they are: others may add to them meanwhile, and hooks that offload saved
-    tensors would bring back copies.
+    """Returns the launch of a composite plan with addresses instead of arrays; the arrays are saved through autograd.
+
+    The arrays that backward adds to are kept as they are: other code may add to them meanwhile, and hooks that offload
+    saved tensors would restore copies.
     """
     plan, device, arrays, *rest = launch
     saved = len(arrays) - plan.updated
@@ -173,12 +179,12 @@ def _of_composite(ctx: Any, launch: Launch) -> Launch:
 
 
 class Reduced(Function):
-    """A loss reduced to one number: value and gradients in one pass."""
+    """Loss reduced to a scalar. Forward computes the value and, in the same pass, speculative gradients."""
 
     @staticmethod
     def forward(ctx: Any, launch: Launch, *arrays: torch.Tensor) -> torch.Tensor:
-        # Saved, not kept: torch then reports arrays that were edited in place, and offloading hooks see them. This is
-        # all that save_for_backward does.
+        # Saved through autograd, so torch reports arrays that were edited in place and offloading hooks see them.
+        # save_for_backward does nothing but set `to_save`.
         ctx.to_save = arrays
         ctx.launch = launch if not launch[0].composite else _of_composite(ctx, launch)
         plan, device, pointers, scalars, divisor, wanted, auxiliary, _, _ = launch
@@ -193,7 +199,7 @@ class Reduced(Function):
 
 
 class Unreduced(Function):
-    """A value per element, per row, or per index of the dimensions that are kept."""
+    """Loss with one value per element, per row, or per index of the kept dimensions."""
 
     @staticmethod
     def forward(ctx: Any, launch: Launch, *arrays: torch.Tensor) -> torch.Tensor:
@@ -216,8 +222,10 @@ class Unreduced(Function):
 
 
 class Quotient(Function):
-    """``total / below``, where 0 / 0 is NaN and has a gradient of 0, as in `reference_math.divide`. That takes 18
-    launches of torch's operations forward and backward, which was a third of a small loss's time; this takes 8.
+    """Quotient ``total / below``, where 0 / 0 is NaN with a gradient of 0, as in `reference_math.divide`.
+
+    That function takes 18 launches of torch operations in forward and backward, which was a third of a small loss's
+    time. This one takes 8.
     """
 
     @staticmethod
@@ -238,14 +246,16 @@ class Quotient(Function):
         of_total = (grad_output / below).masked_fill_(empty, 0.0)
         if not ctx.needs_input_grad[1]:
             return of_total, None
-        # As torch has it, to the last bit.
+        # Bitwise torch's own gradient of a division.
         return of_total, (quotient / below).mul_(grad_output).neg_().masked_fill_(empty, 0.0)
 
 
 class Relaid(Function):
-    """A copy with other strides. Its gradient is passed on as it lies, as that of `contiguous()` is: to copy it back
-    would take as long as the loss. Only a leaf's takes the leaf's strides, because autograd would copy it element by
-    element. With ``over`` it is written over the original if that has no gaps.
+    """Copy with other strides.
+
+    The gradient is passed on with the strides of the copy, as `contiguous()` does: copying it back would take as long
+    as the loss. Only the gradient of a leaf gets the leaf's strides, because autograd would otherwise copy it element
+    by element. With ``over``, the gradient is written over the original, which must have no gaps.
     """
 
     @staticmethod

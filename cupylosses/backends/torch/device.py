@@ -1,4 +1,4 @@
-"""One CUDA device through torch, and the names of torch's dtypes."""
+"""One CUDA device, accessed through torch, and the names of torch's dtypes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DTYPE_NAMES = {
 }  # fmt: skip
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
-#: The types of tensors that kernels read; subclasses have a meaning of their own.
+#: Tensor types that kernels read. Other subclasses have semantics of their own.
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class TorchDevice(Device):
-    """One CUDA device through torch: its allocator, its current stream."""
+    """One CUDA device, accessed through torch: its allocator and its current stream."""
 
-    #: Whether another device may be the current one.
+    #: True if another device may be the current one.
     is_one_of_several = False
 
     def __init__(self, index: int) -> None:
@@ -43,7 +43,7 @@ class TorchDevice(Device):
 
     def double(self, normalizer: Any) -> Any:
         if self.is_gpu and isinstance(normalizer, torch.Tensor) and normalizer.is_cpu:
-            return float(normalizer)  # to copy it would wait for the GPU
+            return float(normalizer)  # a copy would wait for the GPU
         return double(normalizer, self.device)
 
     def empty(
@@ -63,8 +63,8 @@ class TorchDevice(Device):
         return torch.full((count,), value, dtype=torch.float64, device=self.device)
 
     def kept(self, count: int, value: float) -> torch.Tensor:
-        # In another thread, on its default stream: what this one allocates may go to the pool of a CUDA graph, which
-        # torch.compile's reduce-overhead mode then finds occupied.
+        # Allocated by another thread on its default stream. An allocation of this thread may go to the pool of a CUDA
+        # graph, which torch.compile's reduce-overhead mode would then find occupied.
         made: list[Any] = []
 
         def make() -> None:
@@ -153,7 +153,7 @@ def has_wide_products() -> bool:
 
 devices: dict[int, TorchDevice] = {}
 
-#: The device that runs the kernels of CPU tensors; None, for the reference formulas, except under
+#: Device that runs the kernels of CPU tensors. It is None, which selects the reference formulas, except under
 #: `cupylosses.testing.host`.
 host: TorchDevice | None = None
 
@@ -161,7 +161,7 @@ _CPU = -1  # Tensor.get_device() of a CPU tensor
 
 
 def set_host(device: TorchDevice | None) -> TorchDevice | None:
-    """Makes a device the one that runs the kernels of CPU tensors, or None; returns the one before."""
+    """Sets the device that runs the kernels of CPU tensors, None for no device; returns the previous one."""
     global host
     before, host = host, device
     devices.pop(_CPU, None)
@@ -171,7 +171,7 @@ def set_host(device: TorchDevice | None) -> TorchDevice | None:
 
 
 def device_of(x: torch.Tensor) -> TorchDevice:
-    """The device that a tensor is on."""
+    """Returns the device that a tensor is on."""
     index = x.get_device()
     found = devices.get(index)
     if found is None:
@@ -180,7 +180,7 @@ def device_of(x: torch.Tensor) -> TorchDevice:
 
 
 def has_kernels(x: torch.Tensor) -> bool:
-    """True if kernels read memory of this tensor's device and dtype."""
+    """True if kernels can read the device memory and the dtype of this tensor."""
     return (x.is_cuda or (host is not None and x.is_cpu)) and x.dtype in DTYPE_NAMES
 
 
@@ -192,19 +192,19 @@ def has_autocast(x: torch.Tensor) -> bool:
 
 
 def double(normalizer: Any, device: torch.device) -> torch.Tensor:
-    """A normalizer of any library as a double on a device; a copy, since backward needs it too."""
+    """Returns a normalizer of any library as a double on a device: always a copy, since backward needs it too."""
     x = normalizer if isinstance(normalizer, torch.Tensor) else interop.adopt(normalizer, "torch")
     return x.detach().to(device=device, dtype=torch.float64, copy=True).reshape(())
 
 
 def laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A tensor with these strides: itself, or a copy."""
+    """Returns the tensor with these strides, copied if necessary."""
     x = x.resolve_neg()
     return x if x.stride() == tuple(strides) else copied(x, strides)
 
 
 def copied(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A copy with these strides."""
+    """Returns a copy with these strides."""
     found = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
     if has_kernels(x) and type(x) in PLAIN and not x.is_neg():
         device, size = device_of(x), x.element_size()
@@ -217,7 +217,7 @@ def copied(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 def has_memory(x: torch.Tensor) -> bool:
-    """True if kernels can read it: a batch of several grad_outputs (is_grads_batched) has no memory of its own."""
+    """True if the tensor has memory: a batch of several grad_outputs (is_grads_batched) has none of its own."""
     try:
         x.data_ptr()
     except RuntimeError:

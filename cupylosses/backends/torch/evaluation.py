@@ -1,7 +1,7 @@
-"""Calls of torch tensors: by kernels and eager autograd, by transforms, or by formulas.
+"""Dispatch of calls on torch tensors: to kernels with eager autograd, to transforms, or to reference formulas.
 
-Imported with the first torch tensor that arrives. CPU tensors and tensor subclasses go through the reference formula,
-which torch differentiates itself; wrapped and traced tensors go through :mod:`.transforms`.
+Imported at the first torch tensor. CPU tensors and tensor subclasses go through the reference formula, which torch
+differentiates itself; wrapped and traced tensors go through :mod:`.transforms`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from cupylosses.torch_compat import (
 
 __all__ = ["PLAIN", "evaluate", "evaluate_with_gradients"]
 
-# Dynamo cannot trace a walk up the frames: it calls this while it traces, so that a compiled call warns once.
+# Dynamo cannot trace a walk up the stack frames. It calls this function while tracing, so a compiled call warns once.
 assume_constant_result(checks.warn)
 
 
 def _is_tracing() -> bool:
-    """True while torch.compile or torch.jit.trace records a call. Both compare one recording with the next, so nothing
-    that was kept from an earlier call may be used.
+    """True while torch.compile or torch.jit.trace records a call.
+
+    Both compare one recording with the next, so nothing cached by an earlier call may be used.
     """
     return is_compiling() or is_scripted()
 
@@ -45,8 +46,9 @@ interop.tracers.append(_is_tracing)
 
 
 def _is_transformed() -> bool:
-    """True where a compiler, a transform or a dispatch mode (make_fx has one) must see operators. A kernel launched
-    behind its back is missing from the graph, which then returns uninitialised memory.
+    """True if a compiler, a transform or a dispatch mode (such as make_fx's) must see operators.
+
+    A kernel that is launched without its knowledge is missing from the graph, which then returns uninitialised memory.
     """
     return (
         is_compiling()
@@ -58,7 +60,7 @@ def _is_transformed() -> bool:
 
 
 def evaluate(call: Parts, warn: bool = True) -> Any:
-    """The loss of torch tensors; ``warn`` of operands that are broadcast, if the loss does."""
+    """Evaluates a loss on torch tensors. ``warn`` lets the losses that warn about broadcast operands do so."""
     if _is_transformed():
         return _transformed(Call(*call), warn)
     loss, arrays, static, scalars, normalizer = call
@@ -121,12 +123,12 @@ def _transformed(call: Call, warn: bool) -> Any:
 
 
 def _without_kernels(call: Call, warn: bool) -> Any:
-    """The loss of tensors that no kernel can read: without memory, of another type, on another device, empty."""
+    """Evaluates a loss on tensors that no kernel reads: without memory, of another type, on another device, empty."""
     return (transforms.evaluate if formulas.is_fake(call) else formulas.evaluate)(call, warn)
 
 
 def _of_copies(call: Call, copies: dict[int, tuple[int, ...]]) -> Call:
-    """The call with copies of some arrays, through which autograd comes back to the originals."""
+    """Returns the call with copies of some arrays; autograd passes their gradients on to the originals."""
     if not torch.is_grad_enabled():
         return with_copies(call, copies, laid_out)
     overwrites = call.loss.engine.overwrites(call)
@@ -141,7 +143,10 @@ def _of_copies(call: Call, copies: dict[int, tuple[int, ...]]) -> Call:
 
 
 def _apart(call: Call, plan: Any, wanted: tuple[bool, ...]) -> Any:
-    """A mean whose divisor has dimensions, or a gradient: the quotient of two sums, which are losses of their own."""
+    """Evaluates a mean whose divisor has dimensions, or requires a gradient, as the quotient of two sums.
+
+    Each sum is a loss of its own.
+    """
     if call.normalizer is not None and type(call.normalizer) is not float:
         call = call._replace(normalizer=launches.double(call.normalizer, call.arrays[0].device))
     apart = call.loss.engine.apart(call, plan.promoted, wanted, False)
@@ -153,7 +158,7 @@ def _apart(call: Call, plan: Any, wanted: tuple[bool, ...]) -> Any:
 
 
 def evaluate_with_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, list[Any]]:
-    """The loss, and the gradients of its sum that are wanted."""
+    """Evaluates a loss and the wanted gradients of its sum."""
     leaves = tuple([x.detach().requires_grad_(w) for x, w in zip(call.arrays, wanted, strict=True)])
     with torch.enable_grad():
         found = evaluate(call._replace(arrays=leaves))

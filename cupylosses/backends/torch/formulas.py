@@ -1,4 +1,4 @@
-"""Reference formulas of torch tensors: CPU tensors, subclasses, tracing, and derivatives that no kernel has."""
+"""Reference formulas on torch tensors: CPU tensors, subclasses, tracing, and derivatives that no kernel computes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cupylosses.torch_compat import differentiating
 
 
 def is_fake(call: Call) -> bool:
-    """True if the arrays are tensors without memory that stand for ones with."""
+    """True if an array is a fake tensor: one without memory that stands for a real tensor."""
     return any([type(x).__name__ == "FakeTensor" for x in call.arrays])
 
 
 def check(call: Call, warn: bool) -> str:
-    """Checks a call for which no plan was made; the dtype of its promotion."""
+    """Checks a call that has no plan; returns the dtype that its operands promote to."""
     engine = call.loss.engine
     for name, x in zip(engine.names(call), call.arrays, strict=True):
         if x.layout is not torch.strided:
@@ -35,15 +35,17 @@ def check(call: Call, warn: bool) -> str:
 
 
 def evaluate(call: Call, warn: bool = False, readable: bool = True) -> Any:
-    """The loss by its formula, which torch differentiates. Values that the host would have to wait for are checked only
-    if the call waits anyway, and if they are ``readable``.
+    """Evaluates a loss by its formula, which torch differentiates.
+
+    Checks that need values on the host run only if these are ``readable`` and reading them adds no wait: the arrays are
+    on the CPU, or the call waits for the GPU anyway.
     """
     dtype, engine = check(call, warn), call.loss.engine
     if call.normalizer is not None and type(call.normalizer) is not float:
         call = call._replace(normalizer=double(call.normalizer, call.arrays[0].device))
     first = call.arrays[0]
     near = first.is_cpu or (first.is_cuda and engine.waits(call))
-    # Autocast has decided the dtypes; inside a formula it would round the products of matrices.
+    # Autocast has already decided the dtypes. Inside a formula it would round matrix products.
     autocast = torch.autocast(first.device.type, enabled=False) if has_autocast(first) else nullcontext()
     with autocast:
         result = engine.reference(call, dtype, readable and near and not is_fake(call))
@@ -51,7 +53,10 @@ def evaluate(call: Call, warn: bool = False, readable: bool = True) -> Any:
 
 
 def _as_stored_by_kernels(call: Call, result: torch.Tensor) -> torch.Tensor:
-    """A result in the order of memory that kernels and torch give it; formulas follow whichever operand comes first."""
+    """Returns a result in the memory order that kernels and torch would give it.
+
+    The result of a formula follows whichever operand comes first.
+    """
     if result.dim() < 2:
         return result
     strides = call.loss.engine.outputs(call, [x.stride() for x in call.arrays], "float32")[0].strides
@@ -62,12 +67,12 @@ def _as_stored_by_kernels(call: Call, result: torch.Tensor) -> torch.Tensor:
 
 
 def value_of(found: Any) -> torch.Tensor:
-    """The loss of a result that may hold more."""
+    """Returns the loss from a result that may hold more."""
     return found[0] if isinstance(found, tuple) else found
 
 
 def gradients(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> list[torch.Tensor | None]:
-    """The gradients of the arrays that are wanted."""
+    """Returns the wanted gradients of the arrays; None for the others."""
     with differentiating():
         arrays = [x.detach().requires_grad_(w) for x, w in zip(call.arrays, wanted, strict=True)]
         value = value_of(evaluate(call._replace(arrays=tuple(arrays)), readable=False))
@@ -77,7 +82,7 @@ def gradients(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> list[tor
 
 
 def hvp(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """The value of a derivative along tangents, and its gradients of the arrays that are wanted."""
+    """Returns the value of a derivative along tangents, and its wanted gradients of the arrays."""
     base, moving, tangents = call.loss.engine.primal(call)
     with differentiating():
         upstream = grad_output.detach().requires_grad_()

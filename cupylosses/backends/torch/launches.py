@@ -1,6 +1,6 @@
-"""Values, gradients and second derivatives of plain tensors by kernels, without autograd: what operators compute.
+"""Kernel launches on plain tensors, without autograd: values, gradients and second derivatives for the operators.
 
-Each function returns None where no kernel can read the arrays.
+`values`, `gradients` and `hvp` return None if no kernel can read the arrays.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from cupylosses.torch_compat import current_device
 
 
 def scalars_of(call: Call, plan: Plan, device: TorchDevice) -> tuple[float, ...]:
-    """The scalars that kernels take: those of the call, and where to report bad data."""
+    """Returns the scalar arguments of the kernels: those of the call, and the address for reports of bad data."""
     if plan.takes_status:
         return (*call.scalars, device.status() if plan.reports else 0)
     return call.scalars
 
 
 def normalizer_of(call: Call, device: TorchDevice) -> Any:
-    """The normalizer as a float, or as a double on the device. One on the CPU is read: to copy it would wait."""
+    """Returns the normalizer as a float, or as a double on the device.
+
+    A CPU tensor is read on the host: copying it to the GPU would wait.
+    """
     normalizer = call.normalizer
     if normalizer is None or type(normalizer) is float:
         return normalizer
@@ -38,8 +41,10 @@ def normalizer_of(call: Call, device: TorchDevice) -> Any:
 
 
 def auxiliary(plan: Plan, device: TorchDevice, residual: bool = False) -> tuple[list[Any], list[Any]]:
-    """New arrays for the auxiliary outputs, None for those that are not asked for; and their addresses. The last is the
-    residual, of plans that have one.
+    """Allocates the auxiliary outputs; returns the arrays and their addresses.
+
+    Outputs that are not asked for are None, with address 0. In plans that have a residual it is the last output, which
+    ``residual`` asks for.
     """
     arrays: list[Any] = []
     for spec in plan.auxiliary:
@@ -52,13 +57,13 @@ def auxiliary(plan: Plan, device: TorchDevice, residual: bool = False) -> tuple[
 
 
 def outputs(call: Call, plan: Plan, value: torch.Tensor, arrays: Sequence[Any]) -> list[torch.Tensor]:
-    """The value, and the other results that the call asks for, from the auxiliary outputs."""
+    """Returns the value and the further results that the call asks for, taken from the auxiliary outputs."""
     stored = arrays[:-1] if plan.residual is not None else arrays
     return [value, *plan.engine.auxiliary_results(interop.namespace(value), call, stored)]
 
 
 def report(plan: Plan, device: TorchDevice) -> None:
-    """Raises what kernels have found out about the data, after waiting for them."""
+    """Raises the errors in the data that kernels have reported, after waiting for the kernels if the plan does."""
     if plan.waits:
         device.synchronize()
     plan.engine.raise_reported(device)
@@ -69,25 +74,25 @@ def _divisor(call: Call, plan: Plan, device: TorchDevice, pointers: Sequence[int
 
 
 def _is_apart(call: Call, plan: Plan) -> bool:
-    """True of a value with dimensions that is divided by an array, which no kernel does."""
+    """True if a value with dimensions is divided by an array, which no kernel does."""
     on_device = plan.counted if call.normalizer is None else type(call.normalizer) is not float
     return on_device and not plan.scalar
 
 
 def _parts(call: Call, plan: Plan) -> tuple[Any, list[torch.Tensor]]:
-    """Such a call taken apart, and the values of its parts."""
+    """Takes a call apart for which `_is_apart` holds; returns its parts and their values."""
     apart = plan.engine.apart(call, plan.promoted, plan.nothing, False)
     assert apart is not None
     found = []
     for part in apart.calls:
         values_of_part = values(part, False)
-        assert values_of_part is not None  # kernels read the arrays of the whole
+        assert values_of_part is not None  # kernels can read the arrays of the whole call
         found.append(values_of_part[0])
     return apart, found
 
 
 def values(call: Call, residual: bool) -> list[torch.Tensor] | None:
-    """The value, the residual if it is asked for, and what the call asks for besides."""
+    """Returns the value, the residual if it is asked for, and the further results that the call asks for."""
     found = find(call.loss, call.arrays, call.static, (False,) * len(call.arrays))
     if found is None:
         return None
@@ -118,14 +123,14 @@ def values(call: Call, residual: bool) -> list[torch.Tensor] | None:
 def gradients(
     call: Call, grad_output: torch.Tensor, residual: torch.Tensor | None, wanted: Wanted
 ) -> list[torch.Tensor | None] | None:
-    """The gradients of the arrays that are wanted, from the residual of forward if there is one."""
+    """Returns the wanted gradients of the arrays, from the residual of forward if there is one."""
     found = find(call.loss, call.arrays, call.static, wanted)
     if found is None:
         return None
     plan, device, pointers, _ = found
     if plan is None:
         return gradients(with_copies(call, pointers, laid_out), grad_output, residual, wanted)
-    # Inductor takes the results of operators for aligned.
+    # Inductor assumes that the results of operators are aligned.
     plan = plan.with_aligned_gradients
     if device.is_one_of_several and current_device() != device.index:
         with torch.cuda.device(device.index):
@@ -135,7 +140,7 @@ def gradients(
     if _is_apart(call, plan):
         apart, parts = _parts(call, plan)
         below = apart.below(parts)
-        # An index over which there is nothing to sum has no gradient.
+        # The gradient is 0 at an index that has nothing to sum over.
         scaled = torch.where(below == 0, 0.0, grad_output.double() / below).expand(plan.shape)
         return gradients(apart.calls[0], scaled, None, wanted)
     scalars = scalars_of(call, plan, device)
@@ -152,8 +157,10 @@ def gradients(
 def upstream(
     plan: Plan, grad_output: torch.Tensor, takes_one: bool = False
 ) -> tuple[torch.Tensor, tuple[int, ...] | None]:
-    """A grad_output as the plan's kernels read it, and its strides; None for one number. If kernels take one number
-    for all rows, that of a sum is not written out.
+    """Returns ``grad_output`` as the plan's kernels read it, and its strides; None for a single number.
+
+    With ``takes_one``, kernels accept one number for all rows, so the expanded ``grad_output`` of a sum is not
+    materialized.
     """
     if plan.scalar:
         return grad_output.resolve_neg(), None
@@ -167,8 +174,10 @@ def upstream(
 def hvp(
     call: Call, grad_output: torch.Tensor, wanted: Wanted, has_value: bool = True
 ) -> tuple[torch.Tensor | None, list[Any]] | None:
-    """The value of a derivative along tangents, and its gradients of the arrays that are wanted. Without ``has_value``
-    it may be None.
+    """Returns the value of a derivative along tangents, and its wanted gradients: Hessian-vector products.
+
+    ``call`` is the call of the derivative, with the tangents among its arrays. Without ``has_value`` the value may be
+    None.
     """
     found = find(call.loss, call.arrays, call.static, (True,) * len(call.arrays))
     if found is None:
@@ -198,10 +207,10 @@ def hvp(
 
 
 def _contracted(call: Call) -> torch.Tensor | None:
-    """The value of a derivative along tangents, from the gradients of the call that it was made from."""
+    """Returns the value of a derivative along tangents, from the gradients of the call that it was derived from."""
     engine = call.loss.engine
     base, moving, tangents = engine.primal(call)
-    # The many small gradients of a row would be nothing in 16 bits.
+    # In 16 bits, the many small gradients of a row would be lost.
     wide = [x.to(torch.promote_types(x.dtype, torch.float32)) if m else x for x, m in zip(base.arrays, moving)]
     base = base._replace(arrays=tuple(wide))
     spec = engine.outputs(base, [x.stride() for x in wide], str(base.static.out_dtype))[0]

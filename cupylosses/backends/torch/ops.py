@@ -1,16 +1,16 @@
-"""The losses as operators of torch's dispatcher, ``torch.ops.cupylosses``: what ``torch.compile`` and ``torch.export``
-put into their graphs. Imported with the first torch tensor; a process that only loads an exported program imports it
-itself.
+"""Losses as operators of torch's dispatcher, ``torch.ops.cupylosses``: the nodes of compiled and exported graphs.
+
+Imported at the first torch tensor. A process that only loads an exported program must import this module itself.
 
 Four operators serve every loss of every engine:
 
-    value      the value; where asked for, the residual of forward and further results (lse per row, accuracy)
-    gradients  the gradients of the arrays that are wanted
-    hvp        the value of a derivative along tangents, which are the last arrays, and its gradients
-    loss       value and further results as autograd differentiates them, for torch.jit.trace
+    value      the value; on request, the residual of forward and further results (lse per row, accuracy)
+    gradients  the wanted gradients of the arrays
+    hvp        the value of a derivative along tangents, which are the last arrays, and its wanted gradients
+    loss       value and further results, differentiable by autograd, for torch.jit.trace
 
-None but the last has a gradient of its own for autograd (:mod:`.transforms` has). They are told by a string which loss
-it is and how it is called, since a graph holds no objects, and outlives the process that made it.
+Autograd can differentiate only the last by itself; the Functions of :mod:`.transforms` differentiate the others. A
+string encodes the loss and the static part of the call, since a graph holds no objects and outlives its process.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from cupylosses.engines.base import TensorSpec
 from cupylosses.engines.strides import dense_strides
 
 library = torch.library.Library("cupylosses", "DEF")
-# Sums are in the order of memory: with other strides than in eager mode a result would have other bits.
+# Sums run in memory order: with other strides than in eager mode, a result would have other bits.
 EXACT = [getattr(torch.Tag, x) for x in ("pt2_compliant_tag", "needs_exact_strides") if hasattr(torch.Tag, x)]
 
 _ARGUMENTS = "Tensor[] arrays, str loss, float[] scalars, Tensor? normalizer, float? divisor"
 library.define(f"value({_ARGUMENTS}) -> Tensor[]", tags=EXACT)
 library.define(f"gradients(Tensor grad_output, Tensor? residual, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=EXACT)
 library.define(f"hvp(Tensor grad_output, bool[] wanted, {_ARGUMENTS}) -> Tensor[]", tags=EXACT)
-# Composite, with autograd inside: TorchScript graphs are run like a program, and hold no autograd Functions.
+# Composite, with autograd inside: TorchScript runs its graphs like programs, and they hold no autograd Functions.
 library.define(f"loss({_ARGUMENTS}) -> Tensor[]")
 
 value = torch.ops.cupylosses.value.default
@@ -53,13 +53,13 @@ loss = torch.ops.cupylosses.loss.default
 
 
 def encode(loss: Definition, static: Any, residual: bool = False) -> str:
-    """A loss and the static part of a call as text, and whether the residual is asked for."""
+    """Encodes a loss, the static part of a call, and the request for the residual as text."""
     return "|".join([str(int(residual)), loss.key, *[_field(x) for x in static]])
 
 
 @cache
 def decode(text: str) -> tuple[Any, Any, bool]:
-    """The arguments of `encode`."""
+    """Returns the arguments that `encode` made the text from."""
     residual, key, *fields = text.split("|")
     found = named(key)
     return found, found.engine.Static(*[_parsed(x) for x in fields]), residual == "1"
@@ -85,7 +85,7 @@ def _parsed(text: str) -> Any:
 
 
 class Spec(NamedTuple):
-    """A call without its arrays, as the operators take it."""
+    """Arguments of the operators that describe a call without its arrays."""
 
     text: str
     scalars: tuple[float, ...]
@@ -94,13 +94,13 @@ class Spec(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, residual: bool = False) -> Spec:
-        """The spec of a call."""
+        """Returns the spec of a call."""
         number = isinstance(call.normalizer, (int, float))
         array, divisor = (None, float(call.normalizer)) if number else (call.normalizer, None)
         return cls(encode(call.loss, call.static, residual), call.scalars, array, divisor)
 
     def call(self, arrays: Sequence[Any]) -> Call:
-        """The call of arrays."""
+        """Returns the call on these arrays."""
         found, static, _ = decode(self.text)
         normalizer = self.divisor if self.normalizer is None else self.normalizer
         return Call(found, tuple(arrays), static, tuple(self.scalars), normalizer)
@@ -111,12 +111,12 @@ class Spec(NamedTuple):
         return decode(self.text)[2]
 
     def without_residual(self) -> Spec:
-        """The same call, which does not ask for the residual."""
+        """Returns the spec without the request for the residual."""
         return self._replace(text="0" + self.text[1:])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# With memory
+# Implementations on tensors with memory
 
 
 def _value(arrays: Sequence[torch.Tensor], *rest: Any) -> list[torch.Tensor]:
@@ -165,8 +165,9 @@ def _hvp(
 def product(
     grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *rest: Any
 ) -> list[torch.Tensor]:
-    """`hvp` without its value, on plain tensors: the products of second derivatives with tangents. No graph expects
-    their layout: those of operands that are read from copies lie as the copies do.
+    """Computes the products of second derivatives with tangents on plain tensors: `hvp` without its value.
+
+    No graph expects a layout here: products for operands that are read from copies keep the layout of the copies.
     """
     call = Spec(*rest).call(arrays)
     with torch.no_grad():
@@ -189,8 +190,9 @@ def _like(
 
 
 def laid_out(x: torch.Tensor, strides: Sequence[int], given: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """``x`` with these strides and in memory of its own, as the dispatcher is promised; kernels make it so. ``given``
-    are the arguments of the operator.
+    """Returns ``x`` with these strides and in memory of its own, as the dispatcher is promised; copies if necessary.
+
+    Results of kernels need no copy. ``given`` are the arguments of the operator.
     """
     own = x.numel() == 0 or all(y is None or x.data_ptr() != y.data_ptr() for y in given)
     if own and x.stride() == tuple(strides):
@@ -204,7 +206,7 @@ library.impl("hvp", _hvp, "CompositeExplicitAutograd")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Without memory: shapes, strides and dtypes of results
+# Fake implementations: shapes, strides and dtypes of results
 
 
 def _specs(call: Call, residual: bool) -> list[TensorSpec]:
@@ -220,8 +222,8 @@ def _empty(call: Call, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
     return [torch.empty_strided(x.shape, x.strides, dtype=DTYPES[x.dtype], device=device) for x in specs]
 
 
-# torch notes in which file a rule is, and for that asks `inspect` which module the file belongs to. Unless it knows,
-# it touches every module, and so imports those that import themselves lazily: half a second of CuPy, SciPy and pytest.
+# torch records the file of each rule, and asks `inspect` for the module of that file. If `inspect` has no entry for it,
+# it touches every module, and so triggers lazy imports: half a second of CuPy, SciPy and pytest.
 inspect.modulesbyfile.setdefault(__file__, __name__)
 
 
@@ -256,14 +258,14 @@ def _fake_hvp(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The vectorized modes of autograd
+# Vectorized modes of autograd
 
-#: Levels that torch's older vmap nests at most.
+#: Maximum nesting depth of torch's legacy vmap.
 DEEPEST = 64
 
 
 class _Batch(NamedTuple):
-    """Size and randomness of a batch, as a rule of torch.vmap gets them."""
+    """Size and randomness of a batch, as torch.vmap passes them to a rule."""
 
     batch_size: int
     randomness: str = "error"
@@ -272,8 +274,9 @@ class _Batch(NamedTuple):
 def batching_rule(name: str, rule: Callable[..., tuple[Any, Any]]) -> None:
     """Lets the vectorized modes of autograd call an operator: ``is_grads_batched``, ``hessian(vectorize=True)``.
 
-    These use a vmap older than torch.func's, for which an operator needs a kernel of its own where it takes or returns
-    lists. ``rule(info, in_dims, *arguments)`` is the `vmap` of the operator's Function, on the operator's arguments.
+    These modes use a legacy vmap, older than torch.func's. An operator that takes or returns lists needs a kernel of
+    its own for it. ``rule(info, in_dims, *arguments)`` is the `vmap` of the operator's Function, on the operator's
+    arguments.
     """
     is_batched = torch_compat.is_legacy_batched
     if is_batched is None:
@@ -287,15 +290,15 @@ def batching_rule(name: str, rule: Callable[..., tuple[Any, Any]]) -> None:
             for level in range(1, DEEPEST + 1):
                 if not is_batched(x):
                     return
-                # A tensor that has no such level gets a dimension of the given size, 0.
+                # A tensor without this level gets a dimension of the given size, 0.
                 plain = torch._remove_batch_dim(x, level, 0, 0)
                 if plain.shape[0] or not is_batched(plain):
                     yield level
                     x = plain
 
     def call(*arguments: Any) -> Any:
-        # The innermost level of the arguments. Not the depth at which torch's vmap counts this thread to be: a backward
-        # pass on a GPU runs in a thread of its own, which counts none.
+        # The innermost level of the arguments, not torch's own vmap depth: that is counted per thread, and a backward
+        # pass on a GPU runs in a thread whose count is 0.
         level = max(levels(arguments))
         sizes: list[int] = []
 

@@ -1,5 +1,7 @@
-"""What stands in the place of torch's losses after ``patch_torch``: this library where torch's result is well defined
-and the kernels run, torch's own function otherwise.
+"""Replacements of torch's losses under ``patch_torch``.
+
+A replacement calls this library where torch's result is well defined and kernels can run, and torch's own function
+otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import registry
 from cupylosses.engines.base import ARGUMENTS, DTYPE, Question
 
-#: Why a call is passed on to torch.
+#: Reasons for which a call is passed on to torch.
 CPU = "a tensor that is not on a GPU"
 DEVICES = "several devices"
 OVERRIDDEN = "a subclass or a torch function mode"
@@ -33,12 +35,16 @@ TRACED = "torch.jit.trace or a dispatch mode"
 LAYOUT = "a tensor without strides, or a view with a sign"
 AUTOCAST = "torch refuses it under autocast"
 
-#: What torch refuses under autocast, which it only does on a GPU: it cannot be found out by asking.
+#: Functions that torch refuses under autocast. It does so on a GPU only; the trial calls of `_taken` run on the CPU and
+#: cannot find out.
 _REFUSED_UNDER_AUTOCAST = (torch.nn.functional.binary_cross_entropy,)
 
 
 class _Torchs(threading.local):
-    """True of ``here`` while this thread runs a function of torch, which may call others: all of it is torch's."""
+    """Thread-local flag: ``here`` is True while this thread runs a function of torch.
+
+    The losses that it calls in turn stay torch's, too.
+    """
 
     here = False
 
@@ -49,13 +55,15 @@ _torchs = _Torchs()
 def replacements(
     functions: Any, reports: Callable[[], Sequence[Any]]
 ) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """By name, torch's functions as they are now, and what takes their place: ``functions`` of the same names, of which
-    the calls are added to the ``reports`` that are open. With none open they are torch's.
+    """Returns pairs of torch's current function and its replacement, by torch's name.
+
+    A replacement computes the loss of the same name in ``functions``, and adds each call to all open ``reports()``.
+    While none is open, it calls torch's function.
     """
     found: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
     loss: Definition
     for loss in registry().values():
-        # Torch may be older than the function.
+        # An older torch may lack the function.
         theirs: Any = getattr(torch.nn.functional, loss.torch, None) if loss.torch else None
         if theirs is not None:
             found[loss.torch] = theirs, _replacement(loss, theirs, functions, reports)
@@ -73,7 +81,7 @@ def _replacement(
     @wraps(theirs)
     def function(*arguments: Any, **named: Any) -> Any:
         if torch_compat.is_compiling():
-            # Inductor fuses torch's functions with what is around them; ours is one operator by itself.
+            # Inductor fuses torch's functions with the operations around them; ours is one opaque operator.
             return theirs(*arguments, **named)
         opened = reports()
         if not opened or _torchs.here:
@@ -101,7 +109,7 @@ def _replacement(
         if call is not None and reason is None:
             return evaluation.evaluate(call)
         if overridden:
-            # As torch's function does, but with itself for what is called: handlers know it by its identity.
+            # Dispatched as torch's function does it, with torch's function as the callee: handlers compare identities.
             return handle_torch_function(theirs, given, *arguments, **named)
         _torchs.here = True
         try:
@@ -114,7 +122,7 @@ def _replacement(
 
 
 def _of_tensors(prepare: Callable[..., Call]) -> Callable[..., Call]:
-    """``prepare`` without taking over arrays of other libraries, which torch does not."""
+    """Wraps ``prepare`` to raise TypeError for arrays of other libraries, which torch does not accept."""
 
     def prepared(*arguments: Any, **named: Any) -> Call:
         if any([interop.kind(x) not in ("torch", "unknown") for x in (*arguments, *named.values())]):
@@ -125,14 +133,14 @@ def _of_tensors(prepare: Callable[..., Call]) -> Callable[..., Call]:
 
 
 def _only_a_default_device(given: Sequence[Any]) -> bool:
-    """Whether there are plain tensors and no mode but that of ``torch.set_default_device``, which losses ignore."""
+    """True if all tensors are plain and the only modes are ``torch.set_default_device``'s, which losses ignore."""
     modes = [torch_compat.function_mode_at(i) for i in range(torch_compat.function_mode_count())]
     tensors = [type(x) for x in given if isinstance(x, torch.Tensor)]
     return bool(modes) and all(isinstance(x, DeviceContext) for x in modes) and set(tensors) <= set(torch_device.PLAIN)
 
 
 def _obstacle(loss: Definition, theirs: Callable[..., Any], call: Call) -> str | None:
-    """Why a call is torch's; None if the kernels serve it and torch would return the same, but for rounding."""
+    """Returns why a call is left to torch; None if kernels run it and torch's result differs at most by rounding."""
     reason = _unserved(call.arrays)
     if reason is not None:
         return reason
@@ -144,7 +152,7 @@ def _obstacle(loss: Definition, theirs: Callable[..., Any], call: Call) -> str |
 
 
 def _unserved(arrays: Sequence[Any]) -> str | None:
-    """Why no kernel serves a call of these arrays now, whatever loss it is of."""
+    """Returns why no kernel can run on these arrays now, whatever the loss; None if one can."""
     if torch_compat.transforms_active() or forward_ad._current_level >= 0:
         return TRANSFORMED
     if torch_compat.tracing_state() is not None or torch_compat.dispatch_mode_count():
@@ -172,20 +180,23 @@ def _unserved(arrays: Sequence[Any]) -> str | None:
 
 @cache
 def _taken(theirs: Callable[..., Any], question: Question) -> str | None:
-    """The dtype of what torch's function returns; None if it refuses. It is asked once, with arrays of few elements."""
+    """Returns the dtype of the result of torch's function; None if torch refuses the arguments.
+
+    Each question is answered by one trial call on arrays of few elements.
+    """
     given: dict[str, Any] = {name: _ones(*shape, dtype=torch_device.DTYPES[d]) for name, shape, d in question.arrays}
     found = _asked(theirs, **given, **dict(question.options))
     return None if found is None else torch_device.DTYPE_NAMES[found.dtype]
 
 
 def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    # On the CPU whatever the default device is: autocast for another refuses nothing there.
+    # On the CPU, whatever the default device is: autocast for another device refuses nothing there.
     return torch.ones(shape, dtype=dtype, device="cpu")
 
 
 def _asked(theirs: Callable[..., Any], *arguments: Any, **named: Any) -> torch.Tensor | None:
-    """What torch's function returns; None if it refuses."""
-    # A mode would get torch's function by its name, under which ours stands, and the question would be counted.
+    """Returns the result of torch's function; None if it raises."""
+    # A torch function mode would look the function up by name, find its replacement, and so count the trial call.
     without_modes = torch_compat.without_torch_function()
     with without_modes, torch.no_grad(), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""Which plan a call of torch tensors has, found by what tells its tensors apart.
+"""Lookup of the plan for a call on torch tensors, by dtypes, shapes, strides, devices and alignment.
 
-The plans of the last calls of a loss are found by one guard of torch's that compares all tensors at once
-(:func:`cupylosses.torch_compat.tensor_guard`): 1.2 µs in place of 5 for the key of the table of plans.
+The plans of the most recent calls of a loss are found by a torch guard that compares all tensors at once
+(:func:`cupylosses.torch_compat.tensor_guard`): 1.2 µs instead of 5 for the key of the plan table.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MAX_RECENT = 4
 _STRIDED = torch.strided
 _is_grad_enabled, _is_autocast_enabled = torch.is_grad_enabled, torch.is_autocast_enabled
 
-#: Plan, device, addresses of the arrays, and which of these require a gradient. Without a plan the call is to be made
-#: of copies: in place of the addresses are their strides by position.
+#: Plan, device, addresses of the arrays, and flags of the arrays that require a gradient. If the plan is None, the call
+#: must run on copies of some arrays, and a dict takes the place of the addresses: position to strides of the copy.
 Located = tuple[Any, TorchDevice, Any, Wanted]
 
-#: The last calls of a loss with aligned addresses: grad mode, guard, plan, device, wanted. The guard compares
-#: requires_grad of the tensors, but not the grad mode: without it a call under no_grad would leave a plan without
-#: gradients to the calls after it.
+#: The most recent calls of a loss with aligned addresses: grad mode, guard, plan, device, wanted. The guard compares
+#: requires_grad of the tensors but not the grad mode. Without the grad mode, a call under no_grad would leave a plan
+#: without gradients to later calls.
 _recent: dict[Any, tuple[tuple[bool, Callable[..., bool], Plan, TorchDevice, Wanted], ...]] = {}
 
 
@@ -43,15 +43,16 @@ plans.on_clear(_recent.clear)
 
 
 def use_host(device: TorchDevice | None) -> TorchDevice | None:
-    """Runs the kernels of CPU tensors on ``device``, with no plans yet, or their formulas again; returns the device
-    before.
+    """Runs the kernels of CPU tensors on ``device``, or their formulas if None; returns the previous device.
+
+    Drops all plans.
     """
     forget()
     return torch_device.set_host(device)
 
 
 def locate(loss: Any, arrays: tuple[torch.Tensor, ...], static: Any) -> Located | None:
-    """The plan of a call; None if no kernel can read its arrays, or there is nothing to read."""
+    """Returns the plan of a call; None if no kernel can read its arrays, or if they are empty."""
     now = _is_grad_enabled()
     for grad, are_alike, plan, device, wanted in _recent.get((loss, static), ()):
         if grad is now and are_alike(*arrays):
@@ -66,7 +67,10 @@ def locate(loss: Any, arrays: tuple[torch.Tensor, ...], static: Any) -> Located 
 
 
 def find(loss: Any, arrays: tuple[torch.Tensor, ...], static: Any, gradients: Wanted | None = None) -> Located | None:
-    """As `locate`, for arrays unlike those of the last calls, or with the gradients that will be written given."""
+    """Looks a plan up in the table, or makes it: `locate` for arrays unlike those of the most recent calls.
+
+    ``gradients`` are flags of the gradients that will be written, instead of those that the arrays require.
+    """
     host = torch_device.host
     if host is None and not arrays[0].is_cuda:
         return None
@@ -78,7 +82,7 @@ def find(loss: Any, arrays: tuple[torch.Tensor, ...], static: Any, gradients: Wa
     for x in arrays:
         if type(x) not in PLAIN or x.layout is not _STRIDED or x.is_neg():
             return None
-        # The address is asked of the tensor: through a DLPack capsule it takes ten times as long.
+        # The address from the tensor itself: through a DLPack capsule it takes ten times as long.
         address = x.data_ptr()
         pointers.append(address)
         key += (x.dtype, x.shape, x.stride(), x.device, address & 15)
@@ -116,7 +120,7 @@ def _make(call: Call, pointers: Sequence[int], writes: int) -> tuple[Any, TorchD
 
 
 def specs(arrays: Sequence[torch.Tensor], pointers: Sequence[int]) -> tuple[TensorSpec, ...]:
-    """The arrays as a plan sees them."""
+    """Returns the arrays as a plan sees them."""
     return tuple(
         [
             TensorSpec(DTYPE_NAMES[x.dtype], tuple(x.shape), x.stride(), address % 16)
@@ -128,7 +132,7 @@ def specs(arrays: Sequence[torch.Tensor], pointers: Sequence[int]) -> tuple[Tens
 def relocated(
     plan: Plan, call: Call, pointers: Sequence[int], copy: Callable[..., torch.Tensor]
 ) -> tuple[Plan, list[int], list[torch.Tensor]]:
-    """The plan for arrays that lie elsewhere than when it was made, their addresses, and the arrays, or copies."""
+    """Returns the plan for arrays that have moved since it was made, their addresses, and the arrays or copies."""
     arrays = list(call.arrays)
     tensors = specs(arrays, pointers)
     copies = plan.engine.copies(call, tensors, plan.machine, 1)
@@ -145,12 +149,12 @@ def common_device(call: Call) -> None:
 
 
 def promoted(call: Call) -> str:
-    """The dtype that the operands promote to, and float32 for halves under autocast."""
+    """Returns the dtype that the operands promote to; under autocast, float32 in place of 16-bit dtypes."""
     found: str = call.loss.engine.promoted(call)
-    # Autocast runs losses in float32: kernels read operands in their own dtype, which is its cast without the copy.
+    # Autocast runs losses in float32. Kernels read operands in their own dtype: autocast's cast without its copy.
     return "float32" if has_autocast(call.arrays[0]) and found != "float64" else found
 
 
 def with_copies(call: Call, copies: Mapping[int, tuple[int, ...]], copy: Callable[..., torch.Tensor]) -> Call:
-    """The call with copies of some arrays, with these strides."""
+    """Returns the call with some arrays copied; ``copies`` has the strides of the copies by position."""
     return call._replace(arrays=tuple([copy(x, copies[i]) if i in copies else x for i, x in enumerate(call.arrays)]))

@@ -1,22 +1,22 @@
-"""Losses under torch's transforms: ``torch.func``, forward mode, ``torch.compile``, and second derivatives of any.
+"""Losses under torch's transforms (``torch.func``, forward mode, ``torch.compile``), and all second derivatives.
 
 Three Functions serve every loss of every engine:
 
     Value      the value of a call
     Gradients  its gradients g_i for a grad_output
-    Hvp        for tangents v_i, the derivative of the value along them, D = sum of v_i dL/dx_i, and the derivatives of
-               the sum of g_i v_i by the arrays: the product of the second derivatives with the tangents
+    Hvp        for tangents v_i, the derivative of the value along them, D = sum of v_i dL/dx_i, and the derivatives H
+               of the sum of g_i v_i with respect to the arrays: Hessian-vector products
 
-Each is differentiated by the others, with H for what Hvp gives beside D:
+Each is differentiated by the others:
 
     Value      reverse  Gradients                    forward  D
-    Gradients  reverse  D, H                         forward  Gradients of the tangent of grad_output, and H
-    Hvp        reverse  through D: Gradients and H, with the cotangent of D for grad_output
-                        through H, by the tangents, in which it is linear: Gradients and H
-                        through H, by the arrays: third derivatives, those of the formula
+    Gradients  reverse  D, H                         forward  Gradients for the tangent of grad_output, plus H
+    Hvp        reverse  through D: Gradients and H, with the cotangent of D as grad_output
+                        through H, with respect to the tangents, in which it is linear: Gradients and H
+                        through H, with respect to the arrays: third derivatives, from the reference formula
 
-The eager path has Functions of its own (:mod:`.autograd`): those here have a ``setup_context``, without which
-``torch.func`` does not take them, and which costs as much as the rest of a small loss.
+The eager path has Functions of its own (:mod:`.autograd`). Those here have a ``setup_context``, which ``torch.func``
+requires and which costs as much as the rest of a small loss.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from cupylosses.backends.torch.ops import Spec
 from cupylosses.call import Call
 from cupylosses.engines.base import Wanted
 
-#: Where the arrays begin among the arguments of `Value` and `Traced`, of `Gradients`, and of `Hvp`.
+#: Position of the first array among the arguments of `Value` and `Traced`, of `Gradients`, and of `Hvp`.
 _OF_VALUE, _OF_GRADIENTS, _OF_HVP = 4, 7, 6
 
 
 def is_traced() -> bool:
-    """True where a compiler traces a transform, in which it differentiates torch's own operators only."""
+    """True while a compiler traces a transform, in which it differentiates torch's own operators only."""
     return torch_compat.is_compiling() and (torch_compat.transforms_active() or forward_ad._current_level >= 0)
 
 
 def _runs_kernels(x: torch.Tensor) -> bool:
-    """True if kernels run for such a tensor, which a transform may have wrapped."""
+    """True if kernels can run on a tensor, which a transform may have wrapped."""
     return has_kernels(x) and (type(x) in PLAIN or type(x).__name__ == "FakeTensor")
 
 
 def evaluate(call: Call, warn: bool) -> Any:
-    """The loss of tensors that a transform has wrapped, or a compiler traces."""
+    """Evaluates a loss on tensors that a transform has wrapped or a compiler traces."""
     tracing, engine = torch_compat.is_compiling(), call.loss.engine
     wanted = tuple([torch.is_grad_enabled() and x.requires_grad for x in call.arrays])
     by_formula = any([w and not f for w, f in zip(wanted, engine.floating(call), strict=True)])
@@ -71,24 +71,24 @@ def evaluate(call: Call, warn: bool) -> Any:
 
 
 def _placed(call: Call) -> Call:
-    """The call with a normalizer that is an array as a double on the device."""
+    """Returns the call, with an array normalizer converted to a double on the device."""
     if call.normalizer is None or type(call.normalizer) is float:
         return call
     return call._replace(normalizer=double(call.normalizer, call.arrays[0].device))
 
 
 def _operator(call: Call, wanted: Wanted, tracing: bool) -> Any:
-    """The result by one operator: in a graph, or as a Function that transforms take."""
+    """Evaluates a call by one operator: directly in a graph, or as a Function that transforms accept."""
     engine = call.loss.engine
     residual = engine.has_residual(call) and (True in wanted or not tracing)
     spec = Spec.of(call, residual)
     if not tracing:
         outputs = Value.apply(*spec, *call.arrays)
     elif True not in wanted:
-        # No Function: Dynamo drops the context of one whose forward gets as many tensors as it has named arguments.
+        # No Function here: Dynamo drops the ctx of one whose forward gets as many tensors as it has named arguments.
         outputs = ops.value(call.arrays, *spec)
     else:
-        # Dynamo takes no tensor twice.
+        # Dynamo does not accept the same tensor twice.
         different: list[Any] = []
         for x in (spec.normalizer, *call.arrays):
             twice = x is not None and any([x is y for y in different])
@@ -98,8 +98,9 @@ def _operator(call: Call, wanted: Wanted, tracing: bool) -> Any:
 
 
 def gradients(call: Call, divisor: Any, grad_output: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of an eager loss, whose sum was divided by ``divisor``, a float or a double on the device, as
-    functions that autograd can differentiate again.
+    """Returns the gradients of an eager loss, computed by a Function that autograd can differentiate again.
+
+    ``divisor`` is what the sum of the loss was divided by: a float, or a double on the device.
     """
     engine = call.loss.engine
     plain, upstream = engine.divided_by(call, divisor, grad_output)
@@ -112,7 +113,7 @@ def gradients(call: Call, divisor: Any, grad_output: torch.Tensor, wanted: Wante
 
 
 class Traced(Function):
-    """A loss in a graph of ``torch.compile``, which takes no Function that has more than these two methods."""
+    """Loss in a graph of ``torch.compile``, which accepts no Function with more methods than these two."""
 
     @staticmethod
     def forward(
@@ -140,7 +141,7 @@ class Traced(Function):
 
 
 class Value(Function):
-    """The value of a call under a transform; the residual, and further results, which have no derivative."""
+    """Value of a call under a transform, with the residual and further results, which are not differentiable."""
 
     @staticmethod
     def forward(
@@ -184,10 +185,10 @@ class Value(Function):
         if not call.loss.engine.contracts:
             return _hvp(ones, spec, arrays, given, (False,) * len(arrays))[0], *(None,) * ctx.more
         moving = tuple([v is not None for v in given])
-        # The many small gradients of a row would be nothing in 16 bits.
+        # In 16 bits, the many small gradients of a row would be lost.
         wide = [x.to(torch.promote_types(x.dtype, torch.float32)) if m else x for x, m in zip(arrays, moving)]
         found = Gradients.apply(ones, residual, moving, *spec.without_residual(), *wide)
-        # Off in here, also for the outer one of two transforms.
+        # torch turns forward mode off inside `jvp`, also for the outer one of two transforms.
         with forward_ad._set_fwd_grad_enabled(torch_compat.transforms_active()):
             xp = interop.namespace(arrays[0])
             along = call.loss.engine.contracted(xp, call, found, [v for v in given if v is not None])
@@ -205,8 +206,9 @@ class Value(Function):
 
 
 class Gradients(Function):
-    """The gradients of the arrays that are wanted, as a function of grad_output and arrays. The residual follows from
-    the arrays, and is no variable.
+    """Wanted gradients of the arrays, as a function of grad_output and the arrays.
+
+    The residual is determined by the arrays, so it is not differentiated.
     """
 
     @staticmethod
@@ -273,8 +275,9 @@ class Gradients(Function):
 
 
 class Hvp(Function):
-    """The value of a derivative along tangents, and its gradients of the arrays that are wanted, as a function of
-    grad_output, arrays, and tangents, which stand behind the arrays.
+    """Derivative of the value along tangents and its wanted gradients, as a function of grad_output, arrays, tangents.
+
+    The tangents follow the arrays.
     """
 
     @staticmethod
@@ -318,7 +321,7 @@ class Hvp(Function):
             return None, *nothing, *_all_of(changed, by_arrays if changed else (False,) * count), *rest
         again = _all_of(of_changed, ctx.wanted)[:count]
         if not (needed[0] or any(by_arrays)):
-            # All is linear in the tangents: this is how Hessian-vector products are taken backwards twice.
+            # Linear in the tangents: Hessian-vector products by the double-backward trick take this path.
             found = _gradients_along(grad_output, None, of_along, again, moving, of_base, base.arrays)
             return None, *nothing, *(None,) * count, *found
         function, primals, floating = _hvp_formula(spec, ctx.wanted, grad_output, arrays)
@@ -334,7 +337,7 @@ class Hvp(Function):
         count = len(floating)
         of_arrays, of_tangents = tangents[_OF_HVP:][:count], tangents[_OF_HVP:][count:]
         given = [tangents[0], *of_tangents, *[t for t, f in zip(of_arrays, floating, strict=True) if f]]
-        # An array to which a batch of tangents has come is expanded.
+        # A batch may have expanded an array but not its tangent.
         given = [t if t is None else t.expand(x.shape) for t, x in zip(given, primals, strict=True)]
         return _jvp(function, primals, _directed(primals, given))
 
@@ -364,8 +367,9 @@ def _saved(ctx: Any) -> tuple[torch.Tensor | None, Spec, list[Any]]:
 
 
 def _is_final(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """True if nobody differentiates or records a result of these, and all are plain: outside of transforms, batches,
-    compilers and modes.
+    """True if all tensors are plain and nobody differentiates or records a result of them.
+
+    This rules out transforms, batches, compilers and modes.
     """
     if torch.is_grad_enabled() or torch_compat.is_compiling() or torch_compat.transforms_active():
         return False
@@ -378,7 +382,7 @@ def _is_final(tensors: Sequence[torch.Tensor | None]) -> bool:
 def _moved(
     spec: Spec, arrays: Sequence[torch.Tensor], tangents: Sequence[Any], wanted: Wanted
 ) -> tuple[Call, tuple[bool, ...]]:
-    """The derivative along the tangents that are not None, and which of the gradients of its arrays are wanted."""
+    """Returns the call of the derivative along the tangents that are not None, and flags of its wanted gradients."""
     call = spec.call(arrays)
     moving = tuple([v is not None for v in tangents])
     given = tuple([v.to(x.dtype) for v, x in zip(tangents, arrays, strict=True) if v is not None])
@@ -388,7 +392,7 @@ def _moved(
 def _hvp(
     grad_output: torch.Tensor, spec: Spec, arrays: Sequence[torch.Tensor], tangents: Sequence[Any], wanted: Wanted
 ) -> tuple[torch.Tensor, ...]:
-    """`Hvp` for the tangents that are not None."""
+    """Applies `Hvp` to the tangents that are not None."""
     moved, asked = _moved(spec, arrays, tangents, wanted)
     found: tuple[torch.Tensor, ...] = Hvp.apply(grad_output, asked, *Spec.of(moved), *moved.arrays)
     return found
@@ -403,8 +407,9 @@ def _gradients_along(
     spec: Spec,
     arrays: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """The derivative of the gradients that are wanted along tangents of grad_output and arrays, where there are any;
-    which also is that of `Hvp` by its tangents.
+    """Returns the derivative of the wanted gradients along the tangents of grad_output and arrays that are not None.
+
+    It equals the derivative of `Hvp` with respect to its tangents.
     """
     wanted, terms = tuple(wanted), []
     spec = spec.without_residual()
@@ -420,8 +425,9 @@ def _gradients_along(
 
 
 def _needed_inputs(ctx: Any, inputs: Sequence[torch.Tensor | None]) -> list[bool]:
-    """True for the inputs of a node whose gradients this backward pass wants; ``needs_input_grad`` tells whose it
-    could want.
+    """True for each input of a node whose gradient this backward pass needs.
+
+    ``needs_input_grad`` is also True for gradients that only another pass would need.
     """
     nodes = iter(ctx.next_functions)
     return [x is not None and _will_run(next(nodes)[0]) for x in inputs]
@@ -432,12 +438,12 @@ def _will_run(node: Any) -> bool:
         return False
     try:
         return torch_compat.will_engine_execute_node(node)
-    except RuntimeError:  # a leaf whose gradient was asked for
+    except RuntimeError:  # a leaf whose gradient was requested
         return True
 
 
 def _all_of(found: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
-    """One entry per array: None for those that are not wanted."""
+    """Spreads ``found`` to one entry per array, with None for the arrays that are not wanted."""
     rest = iter(found)
     return tuple([next(rest) if w else None for w in wanted])
 
@@ -447,11 +453,11 @@ def _picked(found: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Formulas, for third derivatives and for batches that kernels cannot take
+# Reference formulas, for third derivatives and for batches that kernels cannot process
 
 
 def _value_formula(spec: Spec) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The outputs of `Value` by the formula; the residual is zeros."""
+    """Returns a function that computes the outputs of `Value` by the formula, with zeros for the residual."""
 
     def values(*arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
         call = spec.call(arrays)
@@ -469,7 +475,7 @@ def _value_formula(spec: Spec) -> Callable[..., tuple[torch.Tensor, ...]]:
 def _gradients_formula(
     spec: Spec, wanted: Wanted, arrays: Sequence[torch.Tensor]
 ) -> tuple[Callable[..., tuple[torch.Tensor, ...]], list[torch.Tensor]]:
-    """The gradients as a function of grad_output and the floating arrays that torch can differentiate; and these."""
+    """Returns the gradients as a function of grad_output and the floating-point arrays, and these arrays."""
     call = spec.call(arrays)
     floating = call.loss.engine.floating(call)
     formula = _value_formula(spec)
@@ -491,7 +497,10 @@ def _gradients_formula(
 def _hvp_formula(
     spec: Spec, wanted: Wanted, grad_output: torch.Tensor, arrays: Sequence[torch.Tensor]
 ) -> tuple[Callable[..., tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...], Wanted]:
-    """`Hvp` as a function of grad_output, tangents and floating arrays; these; and which of the arrays are floating."""
+    """Returns `Hvp` as a function of grad_output, tangents and floating-point arrays.
+
+    Also returns these arguments, and flags of the arrays that are floating-point.
+    """
     base, moving, tangents = spec.call(arrays).loss.engine.primal(spec.call(arrays))
     floating = base.loss.engine.floating(base)
     gradients, given = _gradients_formula(Spec.of(base), moving, base.arrays)
@@ -501,7 +510,7 @@ def _hvp_formula(
     def found(grad_output: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
         along, given = rest[: len(tangents)], rest[len(tangents) :]
         values, pull = torch.func.vjp(gradients, grad_output, *given)
-        # A batch of tangents may have come to one array.
+        # A batch may have expanded an array but not its tangent.
         cotangents = tuple([v.expand(g.shape).to(g.dtype) for v, g in zip(along, values, strict=True)])
         value, *changed = pull(cotangents)
         return value.to(dtype), *[g for g, a in zip(changed, asked, strict=True) if a]
@@ -510,15 +519,17 @@ def _hvp_formula(
 
 
 def _jvp(function: Any, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Any:
-    """The derivative of a function along tangents. Dual numbers are made of copies: torch refuses tensors that are
-    expanded, which is what a batch makes of an array that all of its samples share.
+    """Returns the derivative of a function along tangents.
+
+    Dual numbers are made of copies: torch refuses expanded tensors, and a batch expands the arrays that its samples
+    share.
     """
     copies = [[x.clone(memory_format=torch.contiguous_format) for x in xs] for xs in (primals, tangents)]
     return torch.func.jvp(function, *map(tuple, copies))[1]
 
 
 def _directed(primals: Sequence[torch.Tensor], tangents: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """Tangents, of zeros where there is none."""
+    """Returns the tangents, with zeros in place of None."""
     return tuple([torch.zeros_like(x) if t is None else t for x, t in zip(primals, tangents, strict=True)])
 
 
@@ -529,7 +540,7 @@ def _directed(primals: Sequence[torch.Tensor], tangents: Sequence[Any]) -> tuple
 def _batched(
     spec: Spec, arrays: Sequence[torch.Tensor], dims: Sequence[int | None], size: int
 ) -> tuple[Spec, tuple[torch.Tensor, ...]] | None:
-    """The call for a whole batch; None if no kernel can take it."""
+    """Returns one call for a whole batch, and its arrays; None if no kernel can process it."""
     call = spec.call(arrays)
     found = call.loss.engine.batched(call, dims, size)
     return None if found is None else (Spec.of(found, spec.residual), found.arrays)
@@ -538,8 +549,9 @@ def _batched(
 def _own_of_each(
     arrays: Sequence[torch.Tensor], dims: Sequence[int | None], wanted: Wanted, size: int
 ) -> tuple[list[torch.Tensor], list[int | None], list[tuple[int, ...]]]:
-    """The arrays of a batch, in which those whose gradients are wanted are not shared, since these are one for each of
-    the batch; and the shapes of these gradients.
+    """Returns the arrays of a batch, their batch dimensions, and the shapes of the wanted gradients per sample.
+
+    Shared arrays whose gradients are wanted are expanded, because each sample has a gradient of its own.
     """
     found, places = list(arrays), list(dims)
     for i, w in enumerate(wanted):
@@ -558,7 +570,7 @@ def _in_front(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
 
 
 def _rule(function: type[Function], lists: int) -> Callable[..., Any]:
-    """The `vmap` of a Function on the arguments of its operator, which has the arrays as a list at ``lists``."""
+    """Returns the `vmap` of a Function for the arguments of its operator, where the arrays are a list at ``lists``."""
 
     def rule(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
         def flat(xs: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The checks of boxes, with their messages, in the manner of :mod:`cupylosses.checks`."""
+"""Checks of boxes, with messages in the style of :mod:`cupylosses.checks`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cupylosses.engines.boxes.definition import COMPONENTS, BoxLoss
 
 
 def components(loss: BoxLoss, name: str, shape: Sequence[int]) -> None:
-    """Boxes have four components, in the last dimension."""
+    """Checks that the last dimension of an operand has the four components of boxes."""
     if not shape or shape[-1] != COMPONENTS:
         raise ValueError(
             f"{loss.name}: `{name}` must have the four components of each box in its last dimension, shape (..., 4), "

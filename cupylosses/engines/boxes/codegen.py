@@ -1,6 +1,6 @@
-"""From a loss of boxes to CUDA source: the loss as a functor of the components of boxes, and entry points.
+"""Generates the CUDA source of a box loss: the loss as a functor of the components of boxes, and the entry points.
 
-The kernels are those of the pointwise engine (``kernels/pointwise/``), for elements of several components.
+The kernels are those of the pointwise engine (``kernels/pointwise/``), with elements of several components.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counte
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
-#: The entry points. The first two belong to a reduced loss, the last two to a broadcast operand.
+#: Entry points. The first two belong to a reduced loss, the last two to a broadcast operand.
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
@@ -36,30 +36,30 @@ KINDS = {
 }
 SUMS = frozenset({"broadcast_gradient", "combine_slices"})
 
-#: Vectors of a batch of a lane. Few, so that warps have nearly equal numbers of batches of millions of boxes; but pairs
-#: of boxes of 16 bits are bound by instructions, of which a batch has some of its own.
+#: Vectors in a lane's batch. With few of them, warps have nearly equal numbers of batches even of millions of boxes.
+#: Pairs of 16-bit boxes get more, because they are bound by instructions, some of which each batch costs.
 UNROLL = 4
 UNROLL_OF_PAIRS = 8
-#: Threads of a block of second derivatives, and blocks of a multiprocessor, of dense layouts and others: 168
-#: registers per thread, as four derivatives with their tangents need, or 255. So have sums.
+#: Second derivatives: threads of a block, and blocks per multiprocessor in dense layouts and in others. These leave 168
+#: registers per thread, as four derivatives with their tangents need, or 255, as sums have, too.
 SECOND_THREADS = 128
 SECOND_BLOCKS = 3
 SECOND_BLOCKS_OTHERS = 2
 
 
 def unroll_of(vec_size: int) -> int:
-    """Vectors of a batch of a lane, by boxes of a vector."""
+    """Returns the number of vectors in a lane's batch, by the number of boxes of a vector."""
     return UNROLL_OF_PAIRS if vec_size == 2 else UNROLL
 
 
 @dataclass(frozen=True)
 class BoxKernel(Kernel):
-    """A kernel of boxes. Equal ones have equal source.
+    """A kernel of boxes. Equal instances have equal source.
 
-    ``storage``, ``gradients`` and ``access`` are of the operands, the weight, the mask, and the tangents of those that
-    have one (``has_tangent``), ``access`` with a last entry for a grad_output per box (``"none"`` without). With
-    tangents the loss is the derivative along them. Boxes of gradients ``apart`` are written component by component. The
-    other fields are those of a pointwise kernel.
+    ``storage``, ``gradients`` and ``access`` have an entry for each operand, the weight, the mask, and the tangent of
+    each array that has one (``has_tangent``). ``access`` has one more entry, for a grad_output per box (``"none"`` if
+    there is none). With tangents, the loss is the derivative along them. ``apart`` is True for arrays whose gradients
+    are written component by component. The other fields are those of a pointwise kernel.
     """
 
     loss: BoxLoss
@@ -90,7 +90,7 @@ class BoxKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         dtypes = "-".join(STORAGE[x][1] for x in self.storage)
         wanted = "".join("1" if x else "0" for x in self.gradients)
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
@@ -102,33 +102,33 @@ class BoxKernel(Kernel):
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel."""
         return f"{self.loss.name}_{self.kind}_{'_'.join(dict.fromkeys(STORAGE[x][1] for x in self.storage))}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the arrays."""
+        """Names of the arrays."""
         return (*self.primals, *[x for x in self.tangents if x])
 
     @property
     def primals(self) -> tuple[str, ...]:
-        """The names of the arrays but for tangents."""
+        """Names of the arrays without the tangents."""
         own = tuple(x.name for x in self.loss.operands)
         return (*own, *["weight"] * (self.weight == "array"), *["mask"] * self.mask)
 
     @property
     def tangents(self) -> tuple[str, ...]:
-        """The name of the tangent of each of these, "" where there is none. No operand has two underscores in a row."""
+        """Name of the tangent of each of these arrays, or "". Names of operands have no two underscores in a row."""
         return tuple([f"{x}__tangent" if moves else "" for x, moves in zip(self.primals, self.has_tangent)])
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The names of the scalars."""
+        """Names of the scalars."""
         return (*(x.name for x in self.loss.parameters), *["weight"] * (self.weight == "number"))
 
     @property
     def elements(self) -> list[str]:
-        """The type of an element of each array."""
+        """CUDA type of an element of each array."""
         boxes = {x.name for x in self.loss.operands}
         boxes |= {tangent for name, tangent in zip(self.primals, self.tangents, strict=False) if name in boxes}
         scalars = zip(self.names, [STORAGE[x][0] for x in self.storage], strict=True)
@@ -136,7 +136,7 @@ class BoxKernel(Kernel):
 
     @property
     def arguments(self) -> list[str]:
-        # Addresses of arrays are those of their components, as in other engines.
+        # Pointers are to components, as in other engines, not to boxes.
         tensors = list(zip(self.names, self.storage, self.gradients, strict=True))
         return [
             *(f"const {STORAGE[dtype][0]}* {name}_" for name, dtype, _ in tensors),
@@ -148,7 +148,7 @@ class BoxKernel(Kernel):
 
     @property
     def steps(self) -> list[str]:
-        """The names of the distances of components, of boxes that are read or written component by component."""
+        """Names of the component strides of the arrays whose boxes are read or written component by component."""
         read = [f"{n}_step" for n, x in zip(self.names, self.access, strict=False) if x == "scalars"]
         written = zip(self.names, self.gradients, self.apart, strict=False)
         return [*read, *(f"{name}_gradients_step" for name, wanted, apart in written if wanted and apart)]
@@ -159,7 +159,7 @@ class BoxKernel(Kernel):
 
 
 def _functor(kernel: BoxKernel) -> Iterator[str]:
-    """The loss as a functor of boxes, each a tuple of dual numbers, of the weight and of the mask."""
+    """Generates the loss as a functor of boxes (tuples of dual numbers), weight and mask."""
     loss, compute = kernel.loss, STORAGE[kernel.compute][0]
     usual = "true" if loss.tentative and kernel.compute == "float32" else ""
     if True not in kernel.has_tangent:
@@ -167,7 +167,7 @@ def _functor(kernel: BoxKernel) -> Iterator[str]:
         yield from _operator(kernel, compute)
         yield "};"
         return
-    # On nested numbers, of whatever arithmetic.
+    # ``Base`` is the loss itself, generic in its number type: it is evaluated on nested dual numbers.
     yield "struct Base {"
     yield from _operator(kernel, "_number")
     yield "};"
@@ -184,7 +184,7 @@ def _functor(kernel: BoxKernel) -> Iterator[str]:
 
 
 def _operator(kernel: BoxKernel, compute: str) -> Iterator[str]:
-    """The numbers, and the value from operands of type ``compute``."""
+    """Generates the members of the functor, and its operator, which computes with numbers of type ``compute``."""
     loss = kernel.loss
     used = names_in(" ".join([*loss.let.values(), loss.value]))
     yield from (f"  double {x}_;" for x in kernel.numbers)
@@ -233,7 +233,7 @@ def _made_sources(kernel: BoxKernel) -> str:
 
 
 def _element(kernel: BoxKernel) -> str:
-    """The type of what there is per box besides the operands: values or a grad_output."""
+    """Returns the type of the array with one number per box besides the operands: the values, or grad_output."""
     result = STORAGE[kernel.result][0]
     if kernel.kind == "elements":
         return f"Sink<{result}>"
@@ -256,7 +256,7 @@ def _steps(kernel: BoxKernel) -> list[str]:
 
 
 def _sink(element: str, name: str, apart: bool) -> tuple[str, str]:
-    """The type of a sink of boxes, and its initializer."""
+    """Returns the type of a sink of boxes, and its initializer."""
     pointer = f"reinterpret_cast<{element}*>({name}_gradients)"
     if apart:
         return f"ScalarSink<{element}>", f"{{{pointer}, {name}_gradients_step}}"
@@ -287,8 +287,8 @@ def _entry(kernel: BoxKernel) -> Iterator[str]:
     yield f"using Sinks = Tuple<{', '.join(t for t, _ in sinks)}>;"
     yield f"using Layout = {layout};"
     yield ""
-    # 128 registers per thread: eight derivatives of each intermediate result. Four take 80 or fewer of dense operands
-    # with corners, which leaves room for a third block.
+    # 128 registers per thread, for the eight derivatives of each intermediate result. With dense operands and boxes
+    # given by corners, four derivatives take 80 registers or fewer, so that a third block fits.
     few = kernel.layout == "flat" and kernel.compute == "float32"
     threads, blocks = MAX_THREADS, BLOCKS_PER_SM if few else BLOCKS_PER_SM_OTHERS
     if True in kernel.has_tangent:

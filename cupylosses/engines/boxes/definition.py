@@ -1,10 +1,10 @@
-"""Definition of a loss of boxes, whose value is an expression of the edges of each operand's box.
+"""Definition of a box loss, whose value is an expression of the edges and sizes of each operand's box.
 
-An operand has shape (..., 4). Expressions see the parts of its box by the names of the operand and of the part:
-``boxes1_x1``, ``boxes1_width``. The format of the four components is an argument of each call, ``box_format``: a
-definition is written once for all of them.
+An operand has shape (..., 4). Expressions name a part of its box by the operand and the part: ``boxes1_x1``,
+``boxes1_width``. The format of the four components is an argument of each call, ``box_format``. A definition is written
+once for all formats.
 
-Nothing here imports an array library, CUDA or a compiler.
+This module imports no array library, no CUDA and no compiler.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from cupylosses.definition.base import COMMON_TEXTS, LEGACY, Definition, Flag, O
 from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
 
-#: Keyword arguments common to all losses of the engine, with their defaults.
+#: Keyword arguments that all losses of the engine share, with their defaults.
 COMMON: Mapping[str, Any] = {
     "reduction": "none", "weight": None, "mask": None, "normalizer": None, "out_dtype": None,
 }  # fmt: skip
 
-#: Numbers of a box.
+#: Number of components of a box.
 COMPONENTS = 4
 
-#: The expression of each part of a box in its components {0} to {3}, by format. A size that is given is not computed
-#: from edges, which would cost it digits.
+#: For each format, the expression of each part of a box in its components {0} to {3}. A size that is a component is not
+#: computed from edges, which would lose digits.
 FORMATS: Mapping[str, Mapping[str, str]] = {
     "xyxy": {"x1": "{0}", "y1": "{1}", "x2": "{2}", "y2": "{3}", "width": "{2} - {0}", "height": "{3} - {1}"},
     "xywh": {"x1": "{0}", "y1": "{1}", "x2": "{0} + {2}", "y2": "{1} + {3}", "width": "{2}", "height": "{3}"},
@@ -48,7 +48,7 @@ BOX_FORMAT = Flag(
 
 
 class Box(NamedTuple):
-    """The parts of boxes, as arrays without the dimension of components."""
+    """Parts of boxes, as arrays without the dimension of components."""
 
     x1: Any
     y1: Any
@@ -59,7 +59,7 @@ class Box(NamedTuple):
 
     @classmethod
     def of(cls, x: Any, box_format: str) -> Box:
-        """The parts of boxes (..., 4) of a format."""
+        """Returns the parts of boxes (..., 4) in a format."""
         a, b, c, d = (x[..., i] for i in range(COMPONENTS))
         if box_format == "xyxy":
             return cls(a, b, c, d, c - a, d - b)
@@ -72,12 +72,12 @@ class Box(NamedTuple):
 class BoxLoss(Definition):
     """A loss of boxes.
 
-    ``let``        named parts of the value, expressions of the parts of boxes (`PARTS`).
-    ``value``      the value of a pair of boxes, an expression of these.
-    ``tentative``  True if the value is infinite or NaN wherever a quotient or an angle in it is. Boxes are then
-                   evaluated without the edges of these first, and once more where the value is not finite.
-    ``reference``  the value through the array API: a function of ``xp``, of the operands (..., 4), and of parameters
-                   and flags by name.
+    ``let``        Named subexpressions of the value: expressions of the parts of boxes (`PARTS`).
+    ``value``      Value of a pair of boxes, an expression of all these names.
+    ``tentative``  True if the value is infinite or NaN whenever a quotient or an angle in it is. Boxes are then first
+                   evaluated without the edge cases of these, and again only if the value is not finite.
+    ``reference``  Value through the array API: a function of ``xp``, of the operands (..., 4), and of parameters and
+                   flags by name.
     """
 
     value: str
@@ -86,11 +86,11 @@ class BoxLoss(Definition):
     heavy: int = 1
     tentative: bool = False
 
-    #: Operands with one number for each box: none but weight and mask.
+    #: Names of operands with one number per box: none. Weight and mask are not operands.
     row_operands: ClassVar[tuple[str, ...]] = ()
 
     def norm_of(self, parameters: Sequence[float]) -> str:
-        """The degree of norms of rows, of which boxes have none."""
+        """Returns "": box losses have no norms."""
         return ""
 
     @property
@@ -99,7 +99,7 @@ class BoxLoss(Definition):
 
     @cached_property
     def box_parts(self) -> tuple[str, ...]:
-        """The names of the parts of all boxes in expressions."""
+        """Names of the parts of all boxes in expressions."""
         return tuple(f"{x.name}_{part}" for x in self.operands for part in PARTS)
 
     def check_expressions(self) -> None:
@@ -117,12 +117,12 @@ class BoxLoss(Definition):
 
     @cached_property
     def vector_slots(self) -> tuple[int, ...]:
-        """Positions of the operands that have components: all of them."""
+        """Positions of the operands with components: all operands."""
         return tuple(range(len(self.operands)))
 
     @cached_property
     def setting_names(self) -> tuple[str, ...]:
-        """As a loss of rows has them, whose features are the components: the last dimension."""
+        """Names of the settings, as for a loss of rows whose features are the components: the last dimension."""
         return ("reduction", *(x.name for x in self.options), "-1", "out_dtype")
 
     @property
@@ -169,7 +169,7 @@ class BoxLoss(Definition):
         return dict(zip([x.name for x in self.operands], _SAMPLES, strict=False))
 
 
-#: Operands of documented examples.
+#: Operands of the examples in docstrings.
 _SAMPLES: Sequence[Any] = ((0.0, 0.0, 4.0, 2.0), (1.0, 0.0, 3.0, 4.0))
 
 _COMMON_TEXTS = COMMON_TEXTS | {

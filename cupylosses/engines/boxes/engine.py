@@ -1,6 +1,6 @@
-"""The engine of boxes, as the rest of the library sees it (:mod:`cupylosses.engines.base`).
+"""The box engine: implements the protocol of :mod:`cupylosses.engines.base`.
 
-A box is a row of four features, so a call is taken apart, batched and differentiated as one of row statistics.
+A box is a row of four features. Transforms therefore split, batch and differentiate a call as one of row statistics.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cupylosses.engines.pointwise.layout import is_sparse
 from cupylosses.engines.row_statistics.engine import StatisticsEngine
 from cupylosses.engines.strides import dense_strides
 
-#: The last dimension of boxes.
+#: Last dimension of an array of boxes.
 _LAST = (COMPONENTS,)
 
-#: Of nothing, a sum is what a mean is: 0.
+#: Reductions that are replaced by a sum if there are no boxes: the result is 0.
 _MEANS = ("mean", "weighted_mean", "batchmean")
 
 
 class BoxEngine(StatisticsEngine):
-    """Losses of boxes."""
+    """Engine of losses of boxes."""
 
     name = "boxes"
     needs_chip = False
@@ -49,7 +49,7 @@ class BoxEngine(StatisticsEngine):
         super().check(call)
 
     def promoted(self, call: Call, zero_d_widens: bool = False) -> str:
-        """At least float32, in which boxes of 16 bits are computed."""
+        """Returns the promoted dtype, but at least float32, in which 16-bit boxes are computed."""
         promoted = super().promoted(call, zero_d_widens)
         return "float32" if promoted in ("float16", "bfloat16") else promoted
 
@@ -59,7 +59,9 @@ class BoxEngine(StatisticsEngine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Boxes that are read twice, by a value per box and by its gradients, from sectors that hold little of them."""
+        """Returns the operands that are copied, with the strides of the copies: those that are read twice (for a value
+        per box, and for its gradients) and of which each memory sector holds little.
+        """
         if not writes or call.static.reduction != "none" or call.static.has_tangent:
             return {}
         loss: Any = call.loss
@@ -76,8 +78,8 @@ class BoxEngine(StatisticsEngine):
     def placeholders(
         self, loss: Any, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """The last dimension of a shape is that of the components, whatever its size: a warm-up of all losses has one
-        shape for them.
+        """Returns dtypes and shapes of all arrays. The last dimension of a shape is replaced by that of the components,
+        whatever its size, because a warm-up of all losses has one shape for all of them.
         """
         boxes = [(*shape[:-1], COMPONENTS) for shape in shapes]
         return super().placeholders(loss, dtypes, boxes, {**options, "feature_dim": -1})
@@ -87,7 +89,7 @@ class BoxEngine(StatisticsEngine):
 
 
 def _of_some(call: Call) -> Call:
-    """The call, or the sum in place of a mean of no boxes."""
+    """Returns the call, with a mean of no boxes replaced by their sum."""
     static = call.static
     if static.reduction in _MEANS and not static.normalized and prod(call.arrays[0].shape) == 0:
         return call._replace(static=static._replace(reduction="sum"))

@@ -1,8 +1,8 @@
-"""Plans of boxes: which kernels compute a value and its gradients, with which geometry.
+"""Plans of box losses: the kernels that compute a value and its gradients, and their launch geometry.
 
-A box is one element of four components: layouts are the pointwise engine's, with strides in boxes. One launch over all
-boxes has the value and the gradients of operands of the full shape. The gradient of a broadcast operand is a sum, in
-launches of its own, whose outputs are the components of the operand.
+A box is one element of four components. Layouts are those of the pointwise engine, with strides in boxes. One launch
+over all boxes computes the value and the gradients of operands that have the full shape. The gradient of a broadcast
+operand is a sum, which has launches of its own; their outputs are the components of the operand.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from cupylosses.engines.strides import broadcast_strides
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler, gpu
 
-#: The entry points by the stage of the protocol, as the pointwise kernels call them.
+#: Maps stages of the protocol to entry points, if the pointwise kernels have another name for them.
 KINDS = {"unreduced": "elements", "gradient": "elements_gradient"}
 
 
 def has_words(x: TensorSpec) -> bool:
-    """True if boxes are words that kernels load as a whole: components next to each other, and aligned."""
+    """True if kernels load each box as one word: its components are contiguous and aligned."""
     if x.strides[-1] != 1:
         return False
     word = min(16, COMPONENTS * ITEMSIZE[x.dtype])
@@ -40,7 +40,7 @@ def has_words(x: TensorSpec) -> bool:
 
 
 class BoxLaunch:
-    """One launch over all boxes: layout, chunks and grid, and the kernels for it."""
+    """A launch over all boxes: layout, chunks and grid, and the launchers of its kernels."""
 
     def __init__(self, plan: BoxPlan, streams: Sequence[Stream]) -> None:
         self.plan = plan
@@ -56,7 +56,7 @@ class BoxLaunch:
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
-        """The launcher of a stage."""
+        """Returns the launcher of a stage."""
         found = self._launchers.get((stage, wanted, counted))
         if found is None:
             arrays, kind = len(self.plan.tensors), KINDS.get(stage, stage)
@@ -77,7 +77,7 @@ class BoxLaunch:
 
 
 class BoxPlan(StatisticsPlan):
-    """The plan of a loss of boxes."""
+    """Plan of a box loss."""
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
@@ -87,7 +87,7 @@ class BoxPlan(StatisticsPlan):
         self._sums: dict[tuple[int, Stream | None, bool], Step] = {}
 
     def kernel(self, kind: str, wanted: Wanted, counted: bool) -> BoxKernel:
-        """The kernel of an entry point, but for its layout."""
+        """Returns the kernel of an entry point, without its layout."""
         static, loss = self.static, cast(BoxLoss, self.loss)
         return BoxKernel(
             loss,
@@ -105,12 +105,14 @@ class BoxPlan(StatisticsPlan):
 
     @property
     def has_kernels(self) -> bool:
-        """Second derivatives are taken of values per box (`BoxEngine.apart`)."""
+        """False for second derivatives of a reduced loss. Kernels only compute those of values per box, from which
+        `BoxEngine.apart` composes a reduced loss.
+        """
         return not (any(self.static.has_tangent) and self.static.reduction != "none")
 
     @cached_property
     def curved(self) -> Pairs:
-        """All pairs of operands."""
+        """All pairs of operands: the second derivatives of boxes may all be nonzero."""
         named = names(self.loss, self.static)
         return frozenset([(x, y) for x in named for y in named])
 
@@ -119,32 +121,32 @@ class BoxPlan(StatisticsPlan):
         return boxes_of(self.loss, self.static)
 
     def _stream(self, slot: int, x: TensorSpec, read: bool) -> Stream:
-        """An array, or its gradient, in boxes: strides over the shape of the rows."""
+        """Returns the stream of an array or its gradient: strides over the shape of the rows, in boxes."""
         if not self._are_boxes[slot]:
             strides = broadcast_strides(x.shape, x.strides, self.rows_shape)
             return Stream(strides, ITEMSIZE[x.dtype], x.misalignment, read)
         strides = broadcast_strides(x.shape[:-1], x.strides[:-1], self.rows_shape)
         if not has_words(x):
-            # In components, and wider than any vector: lanes take one box at a time.
+            # Strides are in components. A size larger than any vector makes each lane process one box at a time.
             return Stream(strides, 64)
         size = COMPONENTS * ITEMSIZE[x.dtype]
         if True in self.static.has_tangent:
-            size = 64  # wider than any vector: second derivatives of one box at a time
+            size = 64  # larger than any vector: lanes compute second derivatives of one box at a time
         return Stream(tuple([s // COMPONENTS for s in strides]), size, x.misalignment, read)
 
     def access(self, chosen: Sequence[str]) -> tuple[str, ...]:
-        """The access of each array, from that which a layout has chosen."""
+        """Returns the access of each array: the one ``chosen`` by the layout, or by components."""
         words = [not boxes or has_words(x) for boxes, x in zip(self._are_boxes, self.tensors, strict=True)]
         return tuple([x if w else "scalars" for x, w in zip(chosen, words, strict=True)])
 
     @cached_property
     def gradients_apart(self) -> tuple[bool, ...]:
-        """True for arrays whose gradients have boxes that are no words."""
+        """True for each array whose gradient has boxes that kernels cannot store as words."""
         pairs = zip(self._are_boxes, self.tensors, strict=True)
         return tuple([boxes and not has_words(x.gradient) for boxes, x in pairs])
 
     def steps(self, kernel: BoxKernel) -> tuple[int, ...]:
-        """The distances of components, of ``kernel.steps``."""
+        """Returns the component strides that ``kernel.steps`` names."""
         read = [x.strides[-1] for x, a in zip(self.tensors, kernel.access, strict=False) if a == "scalars"]
         written = zip(self.tensors, kernel.gradients, kernel.apart, strict=False)
         return (*read, *(x.gradient.strides[-1] for x, wanted, apart in written if wanted and apart))
@@ -155,8 +157,8 @@ class BoxPlan(StatisticsPlan):
 
     @cached_property
     def _sinks(self) -> list[Stream]:
-        """The gradients that the launch over all boxes writes, wanted or not, so that the order of additions does not
-        depend on it; strides of 0 for the others.
+        """Streams of the gradients that the launch over all boxes can write, with strides of 0 for the others. They do
+        not depend on which gradients are wanted, and so neither does the order of additions.
         """
         found = []
         for i, x in enumerate(self.tensors):
@@ -166,7 +168,7 @@ class BoxPlan(StatisticsPlan):
         return found
 
     def _launch(self, per_element: Stream | None) -> BoxLaunch:
-        """The launch of the value, or that of the gradients for a ``grad_output`` per box."""
+        """Returns the launch of the value, or, with ``per_element``, of the gradients for a ``grad_output`` per box."""
         found = self._launches.get(per_element)
         if found is None:
             none = (0,) * len(self.rows_shape)
@@ -198,7 +200,7 @@ class BoxPlan(StatisticsPlan):
         if upstream is not None:
             strides, misalignment = upstream
             per_element = Stream(tuple(strides), ITEMSIZE[self.result], misalignment, read=True)
-            # Each of second derivatives on its own: those of two boxes have no room in registers.
+            # Second derivatives have a launch per operand: those of two boxes do not fit into registers.
             apart = True in self.static.has_tangent
             slots = [i for i, w in enumerate(writable) if w]
             for together in [[i] for i in slots] if apart else [slots] * bool(slots):
@@ -216,13 +218,13 @@ class BoxPlan(StatisticsPlan):
         return None
 
     def _sum_of(self, slot: int, grad_output: Stream | None, counted: bool) -> Step:
-        """The launches that sum the gradient of the broadcast operand in ``slot``."""
+        """Returns the launches that sum the gradient of the broadcast operand in ``slot``."""
         x, several = self.tensors[slot], self._are_boxes[slot]
         shape = (*self.rows_shape, *[COMPONENTS] * several)
         none = Stream((0,) * len(self.rows_shape), ITEMSIZE[self.result])
         streams = [replace(s, strides=(*s.strides, *[0] * several)) for s in (*self._sources, grad_output or none)]
         if several:
-            # The number of the component. As wide as two words, so that a lane has one component.
+            # The index of the component, as a stream. Its size is that of two words, so that a lane has one component.
             streams.append(Stream((*none.strides, 1), 32))
         result = broadcast_strides(x.shape, x.gradient.strides, shape)
         found = pointwise_layout.sum_layout(shape, [s.strides for s in streams], result)

@@ -1,4 +1,4 @@
-"""Softmax losses of a linear layer's output, in chunks of rows, so that the logits never exist as a whole."""
+"""Softmax losses of a linear layer's output, computed in chunks of rows without storing all logits."""
 
 from cupylosses.engines.linear_softmax.engine import LINEAR_SOFTMAX
 

@@ -1,4 +1,4 @@
-"""A call of a linear softmax loss: the settings that plans specialise on, and its call of the softmax loss."""
+"""Call of a linear softmax loss: the settings that plans specialise on, and the softmax call that it contains."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 
 class Static(NamedTuple):
-    """The settings of the softmax loss (:class:`cupylosses.engines.softmax.call.Static`), then:
+    """Settings of the softmax loss (:class:`cupylosses.engines.softmax.call.Static`), then those of the layer.
 
     Attributes:
         biased: True if a bias is among the arrays.
-        logits_dtype: The dtype of the logits; None for that of the operands.
-        accumulate_dtype: The dtype in which chunks add up the gradient of the weight; None to choose by their number.
-        max_memory: Bytes that a chunk of logits may take; None to choose.
-        skip_ignored: True if rows that do not count are left out of the matrix products.
+        logits_dtype: Dtype of the logits; None for the dtype of the operands.
+        accumulate_dtype: Dtype in which the chunks accumulate the weight's gradient; None to choose it by the number
+            of chunks.
+        max_memory: Maximum size of a chunk of logits in bytes; None to choose it.
+        skip_ignored: True if rows that do not count are excluded from the matrix products.
         token_weighted: True if rows have weights.
-        adds: True if the gradient of the weight is added to the last of the arrays.
+        adds: True if the weight's gradient is added to the last array, `main_grad`.
     """
 
     kind: str
@@ -53,19 +54,19 @@ class Static(NamedTuple):
 
     @property
     def softmax(self) -> SoftmaxStatic:
-        """The settings of the softmax loss."""
+        """Settings of the softmax loss."""
         return SoftmaxStatic._make(self[: len(SoftmaxStatic._fields)])
 
 
 class Logits(NamedTuple):
-    """Logits that are not there: shape and dtype, which is all that checks and divisors ask of them."""
+    """Stand-in for logits that are not computed yet: shape and dtype, all that checks and divisors read."""
 
     shape: tuple[Any, ...]
     dtype: str
 
 
 def positions(static: Static) -> Mapping[str, int]:
-    """Positions of the arrays of a call, by name."""
+    """Returns the positions of a call's arrays, by name."""
     names = ["input", "linear_weight", "target", *["linear_bias"] * static.biased]
     names += [*["weight"] * static.weighted, *["mask"] * static.masked]
     names += [*["token_weight"] * static.token_weighted, *["main_grad"] * static.adds]
@@ -73,26 +74,26 @@ def positions(static: Static) -> Mapping[str, int]:
 
 
 def inner_loss(call: Call) -> SoftmaxLoss:
-    """The softmax loss of a call."""
+    """Returns the softmax loss of a call."""
     assert isinstance(call.loss, LinearSoftmaxLoss)
     return call.loss.inner
 
 
 def inner_arrays(static: Static, logits: Any, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arrays of the softmax loss's call."""
+    """Returns the arrays of the call of the softmax loss."""
     at = positions(static)
     return logits, *[arrays[at[x]] for x in ("target", "weight", "mask") if x in at]
 
 
 def logits_shape(input: tuple[Any, ...], weight: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The shape of the logits: the classes are last, but those of K-dimensional losses, as in torch, second."""
+    """Returns the shape of the logits. Classes are last; in K-dimensional losses they are second, as in torch."""
     if len(weight) == 2:
         return (*input[:-1], weight[0])
     return (*input[:-1], *weight[:-1])
 
 
 def inner_rows(call: Call) -> Rows:
-    """The call of the softmax loss, of logits that are not there."""
+    """Returns the call of the softmax loss, with a stand-in for the logits."""
     static, arrays = call.static, call.arrays
     shape = logits_shape(tuple(arrays[0].shape), tuple(arrays[1].shape))
     dtype = static.logits_dtype or arrays[0].dtype
@@ -107,5 +108,5 @@ def inner_rows(call: Call) -> Rows:
 
 
 def row_count(shape: tuple[int, ...]) -> int:
-    """The number of rows of an input."""
+    """Returns the number of rows of an input."""
     return prod(shape[:-1])

@@ -1,5 +1,6 @@
-"""The checks of what a linear layer adds to a softmax loss, with their messages, in the manner of
-:mod:`cupylosses.checks`.
+"""Checks, with their error messages, of the arguments that a linear layer adds to a softmax loss.
+
+They follow the conventions of :mod:`cupylosses.checks`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from cupylosses.checks import FLOATING, dtype_name
 
 
 def operands(loss: Any, input: Any, weight: Any, bias: Any, target: Any) -> None:
-    """The shapes of input, weight and bias, on which those of all others depend."""
+    """Checks the shapes of input, weight and bias, which determine the shapes of all other arrays."""
     of_input, of_weight = tuple(input.shape), tuple(weight.shape)
     if not of_input:
         raise ValueError(f"{loss.name}: `input` needs a last dimension of features, got no dimensions.")
@@ -38,7 +39,7 @@ def operands(loss: Any, input: Any, weight: Any, bias: Any, target: Any) -> None
 
 
 def dtypes(loss: Any, layer: Mapping[str, Any]) -> None:
-    """The factors of a product, and what is added to it, have one floating dtype; ``layer`` has them by name."""
+    """Checks that input, weight and bias have one floating dtype. ``layer`` maps their names to the arrays."""
     found = {name: dtype_name(x) for name, x in layer.items()}
     for name, dtype in found.items():
         if dtype not in FLOATING:
@@ -55,7 +56,7 @@ def dtypes(loss: Any, layer: Mapping[str, Any]) -> None:
 
 
 def token_weight(loss: Any, array: Any, rows: tuple[int, ...]) -> None:
-    """One floating number per row, or fewer that broadcast, without a gradient."""
+    """Checks that `token_weight` is floating, broadcasts to one number per row and requires no gradient."""
     dtype, shape = dtype_name(array), tuple(array.shape)
     if dtype not in FLOATING:
         raise TypeError(f"{loss.name}: `token_weight` must have one of the dtypes {', '.join(FLOATING)}, got {dtype}.")
@@ -69,7 +70,7 @@ def token_weight(loss: Any, array: Any, rows: tuple[int, ...]) -> None:
 
 
 def main_grad(loss: Any, array: Any, weight: Any, library: str) -> None:
-    """Raises unless `main_grad` has the shape of the weight, one dtype, no gaps and no gradient of its own."""
+    """Checks the library, dtype, shape and strides of `main_grad`, and that it requires no gradient."""
     if library != "torch":
         raise TypeError(
             f"{loss.name}: `main_grad` is added to by torch's backward, got operands of {library}. Add up what "
@@ -95,7 +96,10 @@ def main_grad(loss: Any, array: Any, weight: Any, library: str) -> None:
 
 
 def not_transformed(loss: Any, static: Any) -> None:
-    """Nothing is added to a buffer by a transform, which may call a function several times, or once for a graph."""
+    """Raises if a call with `main_grad` is transformed.
+
+    A transform may call a function several times, or only once for a graph; nothing may be added to a buffer there.
+    """
     if static.adds:
         raise NotImplementedError(
             f"{loss.name}: `main_grad` is for backward in eager mode, not for transforms, graphs of torch.compile or "
@@ -104,8 +108,10 @@ def not_transformed(loss: Any, static: Any) -> None:
 
 
 def settings(loss: Any, given: Mapping[str, Any], dtype: str) -> tuple[str | None, str | None, int | None, bool]:
-    """Dtype of the logits, dtype in which the weight's gradient is added up, bytes of a chunk, and whether ignored
-    rows are skipped.
+    """Returns the checked settings of the layer.
+
+    These are the dtype of the logits (None for the operands'), the dtype in which the weight's gradient is accumulated,
+    the maximum number of bytes of a chunk, and a flag that is True if ignored rows are skipped.
     """
     logits = _wider(loss, "logits_dtype", given["logits_dtype"], dtype)
     accumulate = _wider(loss, "accumulate_dtype", given["accumulate_dtype"], dtype)
@@ -123,7 +129,7 @@ def settings(loss: Any, given: Mapping[str, Any], dtype: str) -> tuple[str | Non
 
 
 def skips(loss: Any, static: Any, skip: bool) -> None:
-    """Rows that are skipped have no results of their own."""
+    """Raises if ``skip`` is set but results per row are requested, or if every row counts."""
     if skip and (static.lse or static.accuracy):
         name = "return_lse" if static.lse else "return_accuracy"
         raise ValueError(f"{loss.name}: `{name}` needs all rows, got skip_ignored=True. Leave out one of them.")
@@ -134,7 +140,7 @@ def skips(loss: Any, static: Any, skip: bool) -> None:
 
 
 def _wider(loss: Any, name: str, value: Any, dtype: str) -> str | None:
-    """A dtype that is the operands' or float32; None for None."""
+    """Returns the name of a dtype that must be the operands' own or float32; None stays None."""
     if value is None:
         return None
     found = getattr(value, "__name__", None) or getattr(value, "name", None) or str(value).removeprefix("torch.")
@@ -145,7 +151,7 @@ def _wider(loss: Any, name: str, value: Any, dtype: str) -> str | None:
 
 
 def broadcasts(mask: Any, logits: tuple[Any, ...], class_dim: int) -> bool:
-    """True if a mask has another shape than the rows, to which it broadcasts."""
+    """True if a mask differs in shape from the rows and broadcasts to them."""
     rows, shape = logits[:class_dim] + logits[class_dim + 1 :], tuple(mask.shape)
     if shape == rows or len(shape) > len(rows):
         return False

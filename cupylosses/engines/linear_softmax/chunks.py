@@ -1,18 +1,20 @@
-"""The chunk loop of a linear layer whose logits never exist as a whole: plans of several launches with matrix products
-between them.
+"""Chunk loop of a linear layer: row kernels between matrix products, one chunk of logits at a time.
 
-    Z = X W^T + b      a row kernel reads Z, or writes its gradient G      dX = G W      dW += G^T X      db += sum_n G
+With inputs X (N, D), weight W (C, D), bias b (C,) and logits Z (N, C), for each chunk of rows:
 
-cuBLAS takes several times as long for products of 16 bits whose sizes are no multiples of eight:
+    Z = X W^T + b      a row kernel reads Z or writes its gradient G      dX = G W      dW += G^T X      db += sum_n G
 
-- Features, as no row of X or W is aligned then. Large layers read copies of X and W with zeros behind their features,
-  and gradients are copied from such rows (`pads_features`).
-- Classes, though rows of Z are padded: it goes by the size. The gradient of W is written with rows for classes behind
-  the last one, from whatever G has there, and handed out without them. Large layers also read a copy of W with zeros
-  behind its rows, and dX zeros behind those of G (`pads_classes`).
+If not all logits fit in a chunk, they never exist as a whole. cuBLAS takes several times as long for 16-bit products
+with a size that is not a multiple of eight:
 
-A :class:`ChunkedPlan` chooses the chunks, owns their workspace and multiplies; what the row kernel is, its subclasses
-say.
+- Features D: rows of X and W are then unaligned. Large layers read copies of X and W whose features are padded with
+  zeros, and the gradients are copied out of buffers with padded rows (`pads_features`).
+- Classes C: cuBLAS chooses by the size, so padded rows of Z do not help. The gradient of W is written with extra rows
+  for classes past the last one, computed from whatever G holds there, and returned without these rows. Large layers
+  also read a copy of W padded with rows of zeros, and dX reads zeros in the padding of G (`pads_classes`).
+
+A :class:`ChunkedPlan` chooses the chunks, allocates their workspace and multiplies. Its subclasses supply the row
+kernel.
 """
 
 from __future__ import annotations
@@ -32,50 +34,49 @@ from cupylosses.engines.linear_softmax.codegen import ChunkKernel
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 
-#: Bytes of a chunk of logits, at least, where nothing else is asked for; a chunk of the weight's size is taken if that
-#: is more, since backward needs as much for the weight's gradient anyway.
+#: Default limit on the bytes of a chunk of logits. If the weight is larger, its size is the limit, since backward needs
+#: as much memory for the weight's gradient anyway.
 LEAST_MEMORY = 256 << 20
-#: Chunks whose products are added up in the dtype of the weight: with more of them the rounding of each is a tenth of
-#: the error that the rounding of logits makes.
+#: Maximum number of chunks for which the weight's gradient is accumulated in the dtype of the weight. With more chunks,
+#: rounding after each one adds a tenth of the error that rounding the logits causes.
 MAX_ROUNDED = 4
-#: Rows of a chunk are a multiple of this: it fills the tiles of matrix products on 132 multiprocessors.
+#: The number of rows of a chunk is a multiple of this, which fills the tiles of matrix products on 132 multiprocessors.
 ROWS = 1024
-#: Rows of a chunk that is kept for backward are a multiple of this: a tile of matrix products.
+#: The number of rows of a chunk that is kept for backward is a multiple of this, the tile size of matrix products.
 KEPT_ROWS = 128
-#: Sizes of products of 16 bits are padded to a multiple of this where products are large enough to gain more than
-#: copies take.
+#: Sizes of 16-bit products are padded to a multiple of this if the products gain more time than the copies cost.
 PADDED = 8
-#: Of features: multiplications of a product, at least, of features that are multiples of four, which lose less, and of
-#: others; and rows and classes, in the harmonic mean.
+#: Thresholds for padding features: minimum number of multiplications of a product whose features are a multiple of
+#: four, which lose less; the same for other features; and minimum harmonic mean of rows and classes.
 LEAST_BY_FOUR, LEAST_PADDED, LEAST_MEAN = 2 * 10**9, 1 << 29, 768
-#: Of odd numbers of classes: rows, at least, and elements of the inputs or multiplications of a product; and how many
-#: times as many of even numbers, which lose less.
+#: Thresholds for padding an odd number of classes: minimum number of rows, and minimum number of elements of the inputs
+#: or of multiplications of a product. An even number of classes loses less: its thresholds are larger by these factors.
 LEAST_ROWS, LEAST_INPUTS, LEAST_PRODUCT = 8, 1 << 22, 1 << 26
 MORE_ROWS, MORE_WORK = 32, 4
-#: Rows of the gradient of a weight whose features are no multiple of `PADDED`, and the range of a layer's rows for
-#: which cuBLAS takes up to four times as long if there are fewer.
+#: Minimum number of rows of the weight's gradient if features are not a multiple of `PADDED`, and the range of row
+#: counts of a layer in which cuBLAS takes up to four times as long with fewer.
 WEIGHT_ROWS, SLOW_ROWS = 32, (1536, 1 << 14)
-#: A row of logits begins at a multiple of so many bytes, whatever the number of classes, so that matrix products and
-#: vectors of the row kernels are aligned.
+#: Each row of logits starts at a multiple of this many bytes, whatever the number of classes, so that matrix products
+#: and the vector accesses of row kernels are aligned.
 PITCH_BYTES = 64
 
-#: Launches the row kernel of a chunk: its number, first row, number of rows, and the addresses of its logits and of
-#: their gradient.
+#: Launches the row kernel of a chunk. Arguments: index of the chunk, first row, number of rows, address of the logits,
+#: address of their gradient.
 Launch = Callable[[int, int, int, int, int], None]
 
 
 def chunk_memory(static: Any, weight: int) -> int:
-    """Bytes that a chunk of logits may take beside a weight of so many bytes."""
+    """Returns the maximum number of bytes of a chunk of logits, for a weight of ``weight`` bytes."""
     return int(static.max_memory or max(LEAST_MEMORY, weight))
 
 
 def most_rows(static: Any, row: int, weight: int) -> int:
-    """Rows that a chunk may have, at ``row`` bytes of logits each, beside a weight of so many bytes."""
+    """Returns the maximum number of rows of a chunk, for rows of ``row`` bytes and a weight of ``weight`` bytes."""
     return max(1, chunk_memory(static, weight) // row)
 
 
 def pads_features(rows: int, features: int, classes: int, dtype: str) -> bool:
-    """True of a layer whose products read copies of its factors with more features."""
+    """True if the products of a layer read copies of its inputs and weight with padded features."""
     if ITEMSIZE[dtype] != 2 or features % PADDED == 0:
         return False
     least = LEAST_PADDED if features % 4 else LEAST_BY_FOUR
@@ -83,7 +84,7 @@ def pads_features(rows: int, features: int, classes: int, dtype: str) -> bool:
 
 
 def pads_classes(rows: int, features: int, classes: int, dtype: str) -> bool:
-    """True of a layer whose products read a copy of its weight with more classes."""
+    """True if the products of a layer read a copy of its weight with padded classes."""
     if ITEMSIZE[dtype] != 2 or classes % PADDED == 0:
         return False
     if features % PADDED != 0 and not pads_features(rows, features, classes, dtype):
@@ -99,24 +100,24 @@ def _padded(size: int) -> int:
 
 
 class LogitsSpec(TensorSpec):
-    """A chunk of logits, over which their gradient is written in the same dtype."""
+    """A chunk of logits whose gradient, of the same dtype, overwrites it."""
 
     in_place = True
 
     @property
     def gradient(self) -> TensorSpec:
-        """The gradient's place."""
+        """Spec of the gradient, which has the strides of the logits."""
         return TensorSpec(self.dtype, self.shape, self.strides)
 
 
 class ChunkedPlan(CompositePlan):
-    """A plan whose logits exist in chunks of rows. ``at`` is where each array of a call is, by name."""
+    """A plan that computes logits in chunks of rows. ``at`` maps the names of a call's arrays to their positions."""
 
-    #: True if gradients of 16 bits are written over float32 logits, and if they are written to memory of their own;
-    #: otherwise a kernel copies them.
+    #: Storage of the 16-bit gradient of float32 logits. ``overlays`` is True if it overwrites the logits, ``separate``
+    #: if the row kernel writes it to a buffer of its own. If both are False, a conversion kernel writes it.
     overlays = False
     separate = False
-    #: Chunks of logits that exist at the same time.
+    #: Number of buffers of a chunk's size that exist at the same time.
     chunk_buffers = 1
 
     def __init__(
@@ -133,53 +134,54 @@ class ChunkedPlan(CompositePlan):
         *rows, self.depth = self.input.shape
         self.rows_shape, self.rows, self.classes = tuple(rows), prod(rows), self.weight.shape[0]
         self.logits = call.static.logits_dtype or self.input.dtype
-        #: Elements from a row of logits to the next one.
+        # Rows of logits are ``pitch`` elements apart.
         step = PITCH_BYTES // ITEMSIZE[self.logits]
         self.pitch = -(-self.classes // step) * step
         sizes = self.rows, self.depth, self.classes, self.input.dtype
         self.pads = pads_features(*sizes)
-        #: Features of products: those of the layer, or more.
+        #: Number of features in products: that of the layer, or the padded number.
         self.features = _padded(self.depth) if self.pads else self.depth
-        #: Classes of the products for logits and for the gradient of the inputs, and of that for the gradient of the
-        #: weight, which costs no copies: those of the layer, or more.
+        #: Number of classes in products, that of the layer or a padded number: ``logit_columns`` in the products for
+        #: logits and for the inputs' gradient, ``weight_rows`` in the product for the weight's gradient, where padding
+        #: costs no copies.
         self.logit_columns = _padded(self.classes) if pads_classes(*sizes) else self.classes
         self.weight_rows = self.logit_columns
-        #: True of a gradient of the weight whose features are neighbours; otherwise its classes are.
+        #: True if the features of the weight's gradient are contiguous; otherwise its classes are.
         self.by_rows = self.weight.gradient.strides[-1] == 1
         if self.by_rows and ITEMSIZE[self.input.dtype] == 2:
             if self.features % PADDED == 0:
                 self.weight_rows = _padded(self.classes)
             elif SLOW_ROWS[0] <= self.rows < SLOW_ROWS[1]:
                 self.weight_rows = max(self.classes, min(self.pitch, WEIGHT_ROWS))
-        #: True if backward adds the gradient of the weight to a `main_grad`.
+        #: True if backward adds the weight's gradient to a `main_grad`.
         self.adds = "main_grad" in at
         self.updated = int(self.adds)
         self._small: dict[tuple[Any, ...], compiler.Launcher] = {}
         super().__init__(engine, call, tensors, promoted, machine)
 
     def divide(self) -> None:
-        """Chooses the chunks. Precondition: there are rows, classes and features."""
+        """Chooses the chunks. Precondition: the numbers of rows, classes and features are positive."""
         self.chunk_rows = self._rows_of_chunk()
         count = -(-self.rows // self.chunk_rows)
         rounded = self.static.accumulate_dtype or (self.weight.dtype if count <= MAX_ROUNDED else "float32")
-        #: The dtype in which chunks add up the gradient of the weight.
+        #: Dtype in which the chunks accumulate the weight's gradient.
         self.accumulated = self.weight.dtype if count == 1 or self.compute == "float64" else rounded
         if self.adds:
             self.accumulated = self.static.accumulate_dtype or self.tensors[self.at["main_grad"]].dtype
 
     def _rows_of_chunk(self) -> int:
-        """Rows of a chunk: all, if they fit; otherwise a multiple of `ROWS` as far as memory allows."""
+        """Returns the rows of a chunk: all rows if they fit, otherwise a multiple of `ROWS` if memory allows."""
         of_weight = self.classes * self.depth * ITEMSIZE[self.weight.dtype]
         most = most_rows(self.static, self.chunk_buffers * self.pitch * ITEMSIZE[self.logits], of_weight)
         if self.rows <= most:
             return self.rows
         count = -(-self.rows // most)
         if self.consumes_residual:
-            # The chunk that is kept is as large as it may be.
+            # The chunk that is kept for backward is as large as memory allows.
             whole = most // KEPT_ROWS * KEPT_ROWS or most
             if -(-self.rows // whole) == count:
                 return whole
-        # Equal chunks, none of which is a small rest.
+        # Chunks of equal size, without a small remainder.
         even = -(-self.rows // count)
         for step in (ROWS, 128, 8):
             rounded = -(-even // step) * step
@@ -195,7 +197,7 @@ class ChunkedPlan(CompositePlan):
     def kernel(
         self, kind: str, dtype: str, result: str, blocks: int = 1, fixed: tuple[int, ...] = ()
     ) -> compiler.Launcher:
-        """A kernel that lies between matrix products (`.codegen.ChunkKernel`)."""
+        """Returns the launcher of a kernel that runs between matrix products (`.codegen.ChunkKernel`)."""
         key = kind, dtype, result, blocks, fixed
         found = self._small.get(key)
         if found is None:
@@ -205,7 +207,7 @@ class ChunkedPlan(CompositePlan):
         return found
 
     def grid(self, count: int) -> int:
-        """Blocks for so many elements: no more than run at once."""
+        """Returns the number of blocks for ``count`` elements, limited to those that run at once."""
         return max(1, min(-(-count // (4 * codegen.THREADS["rescale"])), 8 * self.machine.processors))
 
     def allocation(self, slot: int) -> tuple[Any, ...]:
@@ -214,11 +216,11 @@ class ChunkedPlan(CompositePlan):
 
     @property
     def _extends(self) -> bool:
-        """True if the gradient of the weight is written with more classes than it has."""
+        """True if the weight's gradient is written with rows for more classes than the layer has."""
         return self.by_rows and self.weight_rows > self.classes
 
     def buffers_onto(self, device: Device, arrays: Sequence[Any], wanted: Wanted) -> list[Any]:
-        """New arrays for the wanted gradients, but `main_grad`, if there is one, for that of the weight."""
+        """Allocates the wanted gradients. If there is a `main_grad`, it takes the place of the weight's gradient."""
         if not (self.adds and wanted[1]):
             return gradient_buffers(self, device, wanted)[0]
         gradients, _ = gradient_buffers(self, device, (wanted[0], False, *wanted[2:]))
@@ -226,8 +228,9 @@ class ChunkedPlan(CompositePlan):
         return gradients
 
     def handed_out(self, device: Device, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients that autograd gets: that of the weight without the classes that it has not, and not if it is
-        added to `main_grad`.
+        """Returns the gradients for autograd.
+
+        The weight's gradient loses its padded rows, and is None if it is added to `main_grad`.
         """
         found = list(gradients)
         if self.adds:
@@ -237,31 +240,34 @@ class ChunkedPlan(CompositePlan):
         return found
 
     def padded_weight(self, device: Device, weight: Any) -> Any:
-        """The weight, or a tangent of it, as products read it."""
+        """Returns the weight, or a tangent of it, padded as products read it."""
         if self.pads or self.logit_columns > self.classes:
             return device.padded(weight, self.logit_columns, self.features)
         return weight
 
     def padded_bias(self, device: Device, bias: Any) -> Any:
-        """The bias, or a tangent of it, as products add it; None stays None."""
+        """Returns the bias, or a tangent of it, padded as products add it; None stays None."""
         if bias is None or self.logit_columns == self.classes:
             return bias
         return device.padded(device.matrix(bias, 1, self.classes), 1, self.logit_columns)
 
     def clear(self, device: Device, of_logits: Any) -> None:
-        """Sets gradients of logits that are padded to 0. Logits of inputs that are not finite are NaN there, too, even
-        of rows that do not count.
+        """Sets the gradients of padded logits to 0.
+
+        Padded logits are NaN if an input of their row is not finite, even in rows that do not count.
         """
         if self.logit_columns > self.classes:
             device.clear_columns(of_logits, self.classes)
 
     def padded_inputs(self, device: Device, part: Any) -> Any:
-        """Rows of the inputs, or of a tangent of them, as products read them."""
+        """Returns rows of the inputs, or of a tangent of them, padded as products read them."""
         return device.padded(part, part.shape[0], self.features) if self.pads else part
 
     def weight_sums(self, device: Device, of_weight: Any) -> tuple[Any, Callable[[], None]]:
-        """The matrix to which products add up the gradient of the weight, and what turns it into that gradient. It is
-        the gradient itself unless it is larger or wider, which a `main_grad` never is.
+        """Returns the matrix that accumulates the weight's gradient, and a function that finishes the gradient.
+
+        The matrix is the gradient itself unless it is padded or has a wider dtype; the function then narrows it and
+        copies it to the gradient. A `main_grad` is neither padded nor widened.
         """
         if of_weight is None or self.adds:
             return of_weight, lambda: None
@@ -294,11 +300,13 @@ class ChunkedPlan(CompositePlan):
         onto: bool = False,
         kept: Any = None,
     ) -> None:
-        """All chunks: their logits, ``launch``, and the products for ``gradients``, of which there is one per array or
-        None; empty if the row kernel writes no gradient. That of the weight is added ``onto`` what is there.
+        """Runs all chunks: computes their logits, calls ``launch``, and multiplies for ``gradients``.
 
-        The logits of the first chunk are left in ``kept``, from which gradients are written. They are the last that
-        forward computes, so that the others may take this memory before, and the first that backward reads.
+        ``gradients`` has an array or None for each array of the call; it is empty if the row kernel writes no gradient.
+        With ``onto`` the weight's gradient is added to the contents of its array.
+
+        ``kept`` holds the logits of the first chunk from forward to backward. Forward computes this chunk last, so that
+        the other chunks may use the memory before; backward reads it first.
         """
         at, biased = self.at, "linear_bias" in self.at
         inputs = device.matrix(arrays[0], self.rows, self.depth)
@@ -334,7 +342,7 @@ class ChunkedPlan(CompositePlan):
             unpadded = device.rows(inputs, first, rows)
             part = self.padded_inputs(device, unpadded)
             if rows != seen:
-                # Views take the host as long as launches; all chunks but the last are alike.
+                # A view costs the host as much time as a launch. Every chunk but the last has the same size.
                 seen, logits = rows, device.corner(workspace, rows, columns)
                 of_logits = logits if narrowed is workspace else device.corner(narrowed, rows, columns)
                 turned = device.transposed(device.corner(narrowed, rows, height))

@@ -1,4 +1,4 @@
-"""The small kernels between matrix products and row kernels (``kernels/linear_softmax/chunks.cuh``)."""
+"""Small kernels between matrix products and row kernels (``kernels/linear_softmax/chunks.cuh``)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 
-#: Threads of a block, and columns that one of `add_to_bias` takes.
+#: Threads per block, by kind; and columns that a block of `add_to_bias` sums.
 THREADS = {"rescale": 256, "add": 256, "add_unaligned": 256, "narrow": 256, "bias": 1024}
 BIAS_COLUMNS = 32
 
 
 @dataclass(frozen=True)
 class ChunkKernel(Kernel):
-    """A kernel of one ``kind``: "snapshot", "widen", "finish", "rescale", "add", "add_unaligned", "bias" or "narrow".
-    ``dtype`` is that of the gradients, and of what "narrow" reads; ``result`` that of the loss, and of what "narrow"
-    writes.
+    """A kernel between matrix products and row kernels.
+
+    ``kind`` is "snapshot", "widen", "finish", "rescale", "add", "add_unaligned", "bias" or "narrow". ``dtype`` is the
+    dtype of the gradients, ``result`` the dtype of the loss; "narrow" reads ``dtype`` and writes ``result``.
     """
 
     loss: Definition
@@ -35,12 +36,12 @@ class ChunkKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         return "_".join([self.loss.name, self.kind, STORAGE[self.dtype][1], STORAGE[self.result][1]])
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel function."""
         return self.title
 
     @property

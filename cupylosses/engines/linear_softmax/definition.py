@@ -1,4 +1,4 @@
-"""Definition of a loss of a linear layer's output: a softmax loss of the logits ``input @ linear_weight.T``."""
+"""Definition of a linear softmax loss: a softmax loss of the logits ``input @ linear_weight.T + linear_bias``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cupylosses.definition.base import Definition, Operand
 from cupylosses.definition.registry import define as enter
 from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss, row_annotations
 
-#: Arguments of the softmax loss that a linear one has not: its logits are nobody else's, and their classes lie last.
+#: Arguments of the softmax loss that a linear one lacks: no caller sees its logits, and their classes are last.
 _LEFT_OUT = ("class_dim", "inplace_backward")
 
 _OWN = {
@@ -24,7 +24,7 @@ _OWN = {
     "options": None,
 }
 
-#: Arguments that are arrays. The bias is one more operand, which may be missing.
+#: Arguments that are arrays. The bias is an optional operand.
 _ARRAYS = (
     "input",
     "linear_weight",
@@ -38,7 +38,7 @@ _ARRAYS = (
 )
 
 
-#: Types in stubs of the arguments of losses with a linear layer, and of the constructors of their Modules.
+#: Types, in stubs, of the arguments of losses with a linear layer and of their Modules' constructors.
 LAYER_ANNOTATIONS: Mapping[str, str] = {
     "linear_bias": "_Exchangeable | None",
     "ignore_index": "int | None",
@@ -59,7 +59,7 @@ LAYER_ANNOTATIONS: Mapping[str, str] = {
 
 
 def layer_annotations(common: Mapping[str, Any]) -> Mapping[str, str]:
-    """Types in stubs of the arguments of a loss of a linear layer with these defaults."""
+    """Returns the types, in stubs, of the arguments of a linear layer's loss. ``common`` has their defaults."""
     integers = {x: "int" for x in ("ignore_index",) if common.get(x) is not None}
     return {**row_annotations(common), **LAYER_ANNOTATIONS, **integers}
 
@@ -68,7 +68,7 @@ def layer_annotations(common: Mapping[str, Any]) -> Mapping[str, str]:
 class LinearSoftmaxLoss(Definition):
     """A softmax loss of the logits of a linear layer, which are computed in chunks of rows.
 
-    ``of_logits`` is the softmax loss, whose parameters, flags and reductions are this loss's own.
+    ``of_logits`` is the softmax loss. This loss has the same parameters, flags and reductions.
     """
 
     of_logits: SoftmaxLoss = field()
@@ -83,7 +83,7 @@ class LinearSoftmaxLoss(Definition):
 
     @cached_property
     def inner(self) -> SoftmaxLoss:
-        """The softmax loss under the name of this one, for messages."""
+        """The softmax loss under the name of this loss, for error messages."""
         return replace(self.of_logits, name=self.name)
 
     def resolve(self) -> None:
@@ -173,13 +173,13 @@ class LinearSoftmaxLoss(Definition):
         }
 
 
-#: Texts on the arguments of losses with a linear layer.
-#: The part of `main_grad` that both forms of it share.
+#: Part of the text on `main_grad` that linear losses and linear log-probabilities share.
 REDUCED_APART = (
     "DistributedDataParallel does not reduce it: leave the weight out with "
     "`_set_params_and_buffers_to_ignore_for_model`, and reduce `main_grad` after backward."
 )
 
+#: Texts on the arguments of losses with a linear layer.
 TEXTS = {
     "in_features": "Features of the input, D.",
     "num_classes": "Number of classes, C.",
@@ -212,7 +212,7 @@ TEXTS = {
 
 
 def define_linear(of_logits: SoftmaxLoss, **fields: Any) -> LinearSoftmaxLoss:
-    """Makes the linear form of a softmax loss and enters it in the registry."""
+    """Defines the linear form of a softmax loss and enters it in the registry."""
     own: dict[str, Any] = {
         "parameters": of_logits.parameters,
         "flags": of_logits.flags,

@@ -1,4 +1,4 @@
-"""The engine of linear softmax losses, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+"""Engine of linear softmax losses: implements the protocol of :mod:`cupylosses.engines.base`."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ from cupylosses.engines.softmax.engine import SoftmaxEngine, checked_settings, r
 from cupylosses.engines.strides import dense_strides
 from cupylosses.interop import ITEMSIZE
 
-#: Elements of a matrix that is read where it lies though gaps leave it unaligned, at most, unless it has 16 bits and a
-#: copy would be aligned.
+#: Maximum number of elements of a matrix that is read in place although gaps make it unaligned. A 16-bit matrix is
+#: still copied if its copy would be aligned.
 SMALL_MATRIX = 1 << 17
-#: Bytes of which the addresses of lines are multiples where products of 16 bits gain by a copy that has so many; of
-#: small matrices by no fewer than 16.
+#: Minimum alignment in bytes that the lines of a 16-bit copy need for products to gain by it; for small matrices it
+#: is 16.
 LEAST_ALIGNMENT = 8
-#: Classes up to which products of inputs that are not contiguous take no longer than a copy and its products, by bytes
-#: of an element; of 16 bits only where the copy would be aligned and they are not, and otherwise of any number.
+#: Maximum number of classes, by element size in bytes, up to which products of non-contiguous inputs take no longer
+#: than a copy and its products. For 16-bit inputs the limit applies only if a copy would be better aligned; otherwise
+#: they are read in place for any number of classes.
 FEW_CLASSES = {2: 128, 4: 1024, 8: 1024}
-#: Settings that were checked before.
+#: Cache of checked settings.
 _SETTINGS = SettingsCache()
 
 
 class LinearSoftmaxEngine(SoftmaxEngine):
-    """Softmax losses of a linear layer's output. What concerns rows and results is the softmax engine's."""
+    """Softmax losses of a linear layer's output. Rows and results are inherited from the softmax engine."""
 
     name = "linear_softmax"
     contracts = False
@@ -115,7 +116,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Everything is contiguous, but a matrix of inputs, and a weight, may be transposed, or have gaps."""
+        """Returns the arrays to copy. The input matrix and the weight may stay transposed or keep gaps."""
         return contiguous_copies(tensors)
 
     # Formulas
@@ -145,7 +146,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         return super().apart(call, promoted, wanted, traced)
 
     def compared(self, call: Call) -> tuple[Any, Any]:
-        """By products of their own, in chunks as those of kernels."""
+        """Computes the logits by matrix products of its own, in the same chunks as the kernels."""
         static, at, rows = call.static, positions(call.static), self.rows(call)
         layer = [call.arrays[at[x]].detach() for x in ("input", "linear_weight", "linear_bias") if x in at]
         xp = interop.namespace(layer[0])
@@ -174,7 +175,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         return call._replace(static=static, arrays=(*call.arrays, *tangents))
 
     def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
-        """A batch of inputs is more rows; one of weights is the formula's."""
+        """Turns a batch of inputs into more rows. Batches of weights are left to the reference formula."""
         at, arrays = positions(call.static), list(call.arrays)
         shared = [at[x] for x in ("linear_weight", "linear_bias", "weight") if x in at]
         if len(arrays) > len(at) or any([dims[i] is not None for i in shared]):
@@ -190,8 +191,9 @@ class LinearSoftmaxEngine(SoftmaxEngine):
     def placeholders(
         self, loss: Any, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Shapes are those of `input` and `linear_weight`; the target holds class indices unless a floating dtype is
-        named for it.
+        """Takes the shapes of `input` and `linear_weight`.
+
+        The target holds class indices unless a floating dtype is given for it.
         """
         input, weight = tuple(shapes[0]), tuple(shapes[min(1, len(shapes) - 1)])
         rows, classes = input[:-1], weight[0]
@@ -216,7 +218,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
     def differs(self, loss: Any, call: Call, takes: Callable[[Question], str | None], autocast: bool) -> str | None:
         static, arrays, at = call.static, call.arrays, positions(call.static)
         input, linear_weight, target = arrays[:3]
-        # Torch has the classes in the second dimension of logits; weights of K dimensions are the formula's.
+        # torch has classes in the second dimension of logits. K-dimensional weights are left to the reference formula.
         if input.ndim > 2 or linear_weight.ndim > 2 or 0 in (*input.shape, *linear_weight.shape):
             return SHAPES
         rows, indices = self.rows(call), static.kind == "indices"
@@ -248,7 +250,7 @@ class LinearSoftmaxEngine(SoftmaxEngine):
 def _static(
     loss: LinearSoftmaxLoss, found: Mapping[str, Any], settings: tuple[Any, ...], normalizer: Any
 ) -> tuple[Static, tuple[float, ...]]:
-    """Checked settings and the numbers that kernels take, which depend on dtypes, ranks, and which arrays there are."""
+    """Returns the checked settings and scalars. They depend on dtypes, ranks, and which arrays are present."""
     input, weight = found["input"], found["linear_weight"]
     shape = logits_shape(tuple(input.shape), tuple(weight.shape))
     chosen = dict(zip(loss.setting_names, settings, strict=True))
@@ -271,14 +273,15 @@ def _static(
 
 
 def layer_of(at: Mapping[str, int], arrays: Sequence[Any]) -> dict[str, Any]:
-    """The operands of the layer by name."""
+    """Returns the operands of the layer by name."""
     return {name: arrays[at[name]] for name in ("input", "linear_weight", "linear_bias") if name in at}
 
 
 def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, ...]]:
-    """The arrays of a linear layer and its rows that are copied: everything is contiguous, but the factors of products,
-    a matrix of inputs and a weight, may be transposed, and have gaps between their rows or columns where products of
-    them take no longer for that, or read padded copies anyway.
+    """Returns the arrays of a linear layer and its rows that must be copied, with the strides of the copies.
+
+    Kernels need contiguous arrays. The factors of products, an input matrix and a weight, may also be transposed or
+    have gaps between their rows or columns, if the products take no longer for that or read padded copies anyway.
     """
     found = {}
     rows, features, classes = prod(tensors[0].shape[:-1]), tensors[0].shape[-1], tensors[1].shape[0]
@@ -300,15 +303,15 @@ def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, .
 
 
 class _Lines(NamedTuple):
-    """The rows or columns of a matrix, in whichever elements are next to each other."""
+    """The contiguous lines of a matrix: its rows, or its columns if it is transposed."""
 
     have_gaps: bool
-    #: Bytes of which their addresses are multiples, 16 at most.
+    #: Alignment of their addresses in bytes, at most 16.
     alignment: int
 
 
 def _lines_of(x: TensorSpec) -> _Lines | None:
-    """The lines of a matrix, if it has any that do not overlap."""
+    """Returns the lines of a matrix; None if it is no matrix, has no contiguous lines, or they overlap."""
     if x.ndim != 2 or 1 not in x.strides:
         return None
     inner = 1 if x.strides[1] == 1 else 0
@@ -319,8 +322,10 @@ def _lines_of(x: TensorSpec) -> _Lines | None:
 
 
 def _weight_is_read_in_place(x: TensorSpec) -> bool:
-    """True of a weight of aligned lines, and of others without gaps and small ones, unless a copy of 16 bits has more
-    alignment: it takes longer than what their products lose.
+    """True if products read a weight in place: a copy would take longer than unaligned products lose.
+
+    This holds for a weight whose lines are aligned to 16 bytes or have no gaps, and for a small one, unless a 16-bit
+    copy would be better aligned.
     """
     lines = _lines_of(x)
     if lines is None or _is_aligned_by_a_copy(x, lines):
@@ -329,8 +334,9 @@ def _weight_is_read_in_place(x: TensorSpec) -> bool:
 
 
 def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
-    """True of inputs whose products take no longer than a copy and its products. A copy is a smaller share of the time
-    the more classes there are.
+    """True if products of the inputs take no longer than a copy and its products.
+
+    The more classes there are, the smaller is a copy's share of the time.
     """
     lines = _lines_of(x)
     if lines is None:
@@ -342,7 +348,7 @@ def _input_is_read_in_place(x: TensorSpec, classes: int) -> bool:
 
 
 def _is_aligned_by_a_copy(x: TensorSpec, lines: _Lines) -> bool:
-    """True of 16 bits whose lines have less alignment than those of a copy, which have enough."""
+    """True if a 16-bit matrix is less aligned than a copy would be, and the copy is aligned enough to pay."""
     least, of_copy = 16 if prod(x.shape) <= SMALL_MATRIX else LEAST_ALIGNMENT, gcd(16, x.shape[1] * 2)
     return ITEMSIZE[x.dtype] == 2 and lines.alignment < of_copy and of_copy >= least
 

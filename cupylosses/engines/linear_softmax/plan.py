@@ -1,32 +1,35 @@
-"""Plans of linear softmax losses: chunks of rows, of which each is a matrix product, a row kernel that writes the
-gradient of its logits over them, and a matrix product for each gradient that is wanted.
+"""Plans of linear softmax losses, computed in chunks of rows.
+
+Each chunk takes a matrix product for its logits Z, a row kernel that overwrites them with their gradient G, and a
+matrix product for each wanted gradient:
 
     Z = X W^T + b      G = d loss / d Z, over Z      dX = G W      dW += G^T X      db += sum_n G
 
     stage                products per chunk      when
-    value                1                       without gradients, or of a value per row
-    value and gradients  1 to 3                  forward of a reduced loss, or of a value per row that is expected to be
-                                                 summed, for the expected grad_output
-    from residual        none to 2               backward, where the logits of forward were kept
-    rescale              none                    backward, where another grad_output than the expected one arrives
-    gradients            1 to 3                  backward of a value per row, and every later backward
+    value                1                       forward without gradients, or with one value per row
+    value and gradients  1 to 3                  forward of a reduced loss, or of one value per row if a sum of the
+                                                 values is expected; speculative, for the expected grad_output
+    from residual        0 to 2                  backward, if forward kept the logits
+    rescale              0                       backward, if the true grad_output is not the expected one
+    gradients            1 to 3                  backward with one grad_output per row, and every repeated backward
 
-Rows that have weights are rows of a value each: forward then takes two row kernels, one for the values and one for the
-gradients, which get a grad_output per row.
+With weights of rows, the row kernels compute one value per row. Forward then launches two row kernels per chunk: one
+for the values, and one for the gradients, which reads one grad_output per row.
 
-Nothing but the workspace of one chunk, and what accumulates the gradient of the weight, is allocated besides the
-results. The order of additions follows from the sizes.
+Besides the results, a call allocates only the workspace of one chunk and the accumulator of the weight's gradient. The
+order of additions depends on the sizes alone.
 
-Of small layers launches take most of the time. If all logits fit in a chunk of ``KEPT_BYTES``, forward keeps them as
-its residual: their row kernels take the true ``grad_output``, add the losses and divide them, as those of logits that a
-user computed, and neither the divisor nor the expected ``grad_output`` takes a launch. Of many rows only the divisor of
-a value without gradients takes none.
+In small layers launches take most of the time. If all logits fit in ``KEPT_BYTES``, forward keeps them as its residual.
+As for logits that a user computed, the row kernels then read the true ``grad_output``, add the losses and divide the
+sum, so that neither the divisor nor the expected ``grad_output`` takes a launch. With many rows the divisor takes a
+launch, unless only the value is wanted.
 
-Gradients of a value per row cannot be written ahead for any ``grad_output``, and logits that are computed again take
-one product of four. There forward keeps them if they and their gradient fit in the memory of a chunk, and otherwise one
-chunk of them, over which backward writes the gradient, and then the other chunks. A sum or a mean of the values has one
-``grad_output`` for all rows, which backward knows by its strides: from then on forward writes the gradients ahead, as
-of a reduced loss, until that was wrong once.
+Gradients of a value per row cannot be written in forward for an arbitrary ``grad_output``, and computing the logits
+again is one product of four. Forward therefore keeps all logits if they and their gradient fit in the memory of a
+chunk. Otherwise it keeps one chunk of them; backward first overwrites this chunk with its gradient, and then computes
+the other chunks in the same memory. A sum or a mean of the values has one ``grad_output`` for all rows, which backward
+recognizes by its strides. From then on forward writes the gradients speculatively, as for a reduced loss, until the
+speculation is wrong once.
 """
 
 from __future__ import annotations
@@ -50,16 +53,16 @@ from cupylosses.engines.softmax.plan import CountingPlan, SoftmaxPlan
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 
-#: Bytes of logits that forward keeps for backward, at most, where gradients can be written ahead.
+#: Maximum number of bytes of logits that forward keeps for backward if it could write speculative gradients instead.
 KEPT_BYTES = 4 << 20
-#: Positions in the memory of a call: the grad_output that gradients were written for, then the shares of the chunks.
+#: Positions in the memory of a call: the grad_output that gradients were written for, then the partial sums of chunks.
 _USED, _SHARES = 0, 1
-#: The stage of a sweep that writes gradients as the check of backward does.
+#: Stage of a sweep that writes gradients with the kernel that checks speculative gradients in backward.
 CHECK = "check"
 
 
 class Chunk(NamedTuple):
-    """Neighbouring rows, and the plan of their softmax loss."""
+    """Consecutive rows, and the plan of their softmax loss."""
 
     first: int
     rows: int
@@ -67,17 +70,18 @@ class Chunk(NamedTuple):
 
 
 def _checked(grad_output: int) -> Callable[[int, Chunk], tuple[int, ...]]:
-    """The arguments by which a `CHECK` writes the gradients of a chunk for one ``grad_output``."""
+    """Returns the arguments with which `CHECK` writes the gradients of a chunk for one ``grad_output``."""
     return lambda i, chunk: check_arguments(chunk.plan, chunk.plan.speculative, grad_output, 0)
 
 
 class WideLogitsSpec(LogitsSpec):
-    """A chunk of float32 logits, whose gradient of 16 bits takes the first half of each row. Only kernels that have
-    read the whole row by then may write it.
+    """A chunk of float32 logits whose 16-bit gradient overwrites the first half of each row.
+
+    Only kernels that read the whole row before they write may use it.
     """
 
     kinds = "subwarp", "block"
-    #: The dtype of the gradient.
+    #: Dtype of the gradient.
     narrow: ClassVar[str]
 
     @property
@@ -87,13 +91,13 @@ class WideLogitsSpec(LogitsSpec):
 
 
 class HalfOverFloat(WideLogitsSpec):
-    """float16 over float32."""
+    """Gradient in float16 over logits in float32."""
 
     narrow = "float16"
 
 
 class Bfloat16OverFloat(WideLogitsSpec):
-    """bfloat16 over float32."""
+    """Gradient in bfloat16 over logits in float32."""
 
     narrow = "bfloat16"
 
@@ -102,10 +106,10 @@ _OVERLAYS = {"float16": HalfOverFloat, "bfloat16": Bfloat16OverFloat}
 
 
 class ScaledGradients:
-    """Gradients that were written for an expected grad_output, and the launches that rescale them to the true one."""
+    """Speculative gradients for an expected grad_output, and the launches that rescale them to the true one."""
 
     complete: bool
-    #: For the expected grad_output nothing is left to launch.
+    #: True, because the gradients are final if the expected grad_output is the true one.
     written = True
 
     def __init__(
@@ -120,7 +124,7 @@ class ScaledGradients:
         stream = device.stream()
         self.device, self.complete, self.strides = device, complete, plan.operand_strides
         self.pointers = [device.address(x) for x in arrays]
-        #: A sum that is not handed out is kept here.
+        #: The gradients if the weight's is added to `main_grad`: it is not returned, so it must be kept alive here.
         self._buffers = buffers if plan.adds else None
         self._captured = stream != 0 and device.capturing()
         self._used, self._expected = used, device.expectation(plan.slot)
@@ -132,8 +136,9 @@ class ScaledGradients:
         ]
 
     def run(self, grad_output: int, pointers: Sequence[int]) -> bool:
-        """Makes the gradients those for the true ``grad_output``. Returns False, and launches nothing, under the
-        capture of a graph that will run without the forward that wrote them.
+        """Rescales the gradients to the true ``grad_output``.
+
+        Returns False and launches nothing under capture of a graph that does not contain the forward that wrote them.
         """
         device = self.device
         stream = device.stream()
@@ -146,15 +151,15 @@ class ScaledGradients:
         return True
 
     def release(self) -> None:
-        """Nothing is kept for a later call."""
+        """Does nothing: no state is kept for a later call."""
 
 
 class LinearPlan(ChunkedPlan):
-    """The plan of a linear softmax loss."""
+    """Plan of a linear softmax loss."""
 
     loss: LinearSoftmaxLoss
     static: Static
-    #: False of plans whose divisor is another plan's.
+    #: False for plans whose divisor comes from another plan: these keep no logits.
     may_keep: ClassVar[bool] = True
 
     def __init__(
@@ -168,7 +173,7 @@ class LinearPlan(ChunkedPlan):
         self.auxiliary = (lse, correct) if self.indices else (lse,)
         super().__init__(engine, call, tensors, promoted, machine, positions(static))
         self.result = static.out_dtype or promoted
-        # Derivatives along tangents, and weights of K dimensions, are the formula's.
+        # The reference formula computes derivatives along tangents and K-dimensional weights.
         self.empty = not (self.rows and self.classes and self.depth) or bool(static.has_tangent) or self.weight.ndim > 2
         self.scalar = static.reduction != "none"
         spec = contiguous(self.result, () if self.scalar else self.rows_shape)
@@ -178,7 +183,7 @@ class LinearPlan(ChunkedPlan):
         self.speculative = self.differentiable
         known = constant_divisor(static.softmax, self.rows_shape)
         token_weight = self.at.get("token_weight")
-        #: The weights of rows, if they have any.
+        #: Weights of the rows; None without.
         self.token_weights = None if token_weight is None else RowWeights(self, token_weight, self.rows)
         if self.token_weights is not None and static.reduction == "mean" and not static.normalized:
             known = None
@@ -190,12 +195,12 @@ class LinearPlan(ChunkedPlan):
         key = (self.loss.name, static.kind, self.rows_shape, self.classes, self.input.dtype, self.result, self.scalar)
         self.slot = hash(key) % EXPECTATIONS
         self.takes_one_upstream = not self.scalar
-        #: True once rows had a grad_output each where gradients were written ahead for one of all.
+        #: True once backward got one grad_output per row after forward wrote the gradients for a single one.
         self._was_wrong = False
         self._chunks: dict[tuple[str, str], list[Chunk]] = {}
         self._sums: Any = None
-        # A gradient of 16 bits that was written for a grad_output of 1 may have vanished for one of 65536: float16 is
-        # written ahead only once a backward has shown what to expect.
+        # A float16 gradient for a grad_output of 1 may underflow, and rescaling it to 65536 cannot recover it. It is
+        # written speculatively only after a backward has shown which grad_output to expect.
         self._expects = self.input.dtype != "float16"
         if not self.empty:
             keeps = self.may_keep and self.token_weights is None and self.logits == self.input.dtype
@@ -204,7 +209,7 @@ class LinearPlan(ChunkedPlan):
             fits = 2 * logits <= memory and (logits <= KEPT_BYTES or not self.scalar)
             self.consumes_residual = keeps and not (self.scalar or fits)
             self.divide()
-            #: True if 16-bit gradients are written over float32 logits; otherwise they are copied.
+            #: True if 16-bit gradients overwrite float32 logits; otherwise a kernel converts them.
             self.overlays = self.logits != self.input.dtype
             if self.overlays:
                 layout = self._inner(0, self.chunk_rows, "sum", "float64").layout
@@ -222,7 +227,7 @@ class LinearPlan(ChunkedPlan):
     # Plans of the chunks
 
     def chunks(self, reduction: str, result: str) -> list[Chunk]:
-        """The chunks, with plans for this reduction and dtype of the value."""
+        """Returns the chunks, with plans for this reduction and dtype of the value."""
         found = self._chunks.get((reduction, result))
         if found is None:
             found = [Chunk(first, rows, self._inner(first, rows, reduction, result)) for first, rows in self.spans]
@@ -239,12 +244,12 @@ class LinearPlan(ChunkedPlan):
         arrays += [contiguous("bool", (rows,))] if static.masked else []
         own = static.softmax._replace(reduction=reduction, out_dtype=result, class_dim=1, inplace=False, has_tangent=())
         call = Call(self.loss.inner, (), own)
-        # A label is reported by its row among all.
+        # Bad labels are reported by their row in the whole call.
         site = (self.rows_shape, first)
         return SoftmaxPlan(SOFTMAX, call, (logits, *arrays), self.promoted, self.machine, site)
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
-        """The plan that counts all rows, or sums their weights."""
+        """Returns the plan that counts all rows, or sums their weights."""
         if self.token_weights is not None:
             self._sums = self._sums or WeightSumPlan(self, self.token_weights)
             return self._sums, tuple(range(len(self.tensors))), 1.0
@@ -259,7 +264,7 @@ class LinearPlan(ChunkedPlan):
         return self.strides
 
     def rescaler(self, slot: int) -> compiler.Launcher:
-        """The launch that rescales the gradient of an array, or adds what is rescaled to `main_grad`."""
+        """Returns the launcher that rescales the gradient of an array, or adds the rescaled gradient to `main_grad`."""
         x = self.tensors[slot]
         count = prod(x.shape)
         if slot == 1 and self.adds:
@@ -298,7 +303,7 @@ class LinearPlan(ChunkedPlan):
         return value
 
     def _weigh(self, device: Device, arrays: Sequence[Any], losses: Any, divisor: Divisor, value: Any) -> None:
-        """Stores the weighted losses of rows, or their sum."""
+        """Stores the weighted losses of the rows, or their sum, in ``value``."""
         weights, dtypes = self.token_weights, (self.compute, self.result)
         assert weights is not None
         if self.scalar:
@@ -330,19 +335,21 @@ class LinearPlan(ChunkedPlan):
         return self.compute_gradients(inputs, wanted, grad_output, per_row, residual)
 
     def _learn(self, per_row: bool, speculation: Any) -> None:
-        """Decides whether the next forward of values per row writes gradients ahead: after a backward with one
-        ``grad_output`` for all rows, unless such a guess was wrong before. A chunk that is kept needs no guess.
+        """Decides if the next forward of values per row writes gradients speculatively.
+
+        It does after a backward with one ``grad_output`` for all rows, unless such a speculation was wrong before. If
+        forward keeps all logits, there is nothing to gain by it.
         """
         self._was_wrong |= per_row and speculation is not None
         self.expects_sum = not (self.scalar or per_row or self._was_wrong or self._keeps_all)
 
     @property
     def _keeps_all(self) -> bool:
-        """True if forward keeps all logits."""
+        """True if forward keeps all logits for backward."""
         return self.residual is not None and self.chunk_rows == self.rows
 
     def _stored_at(self, losses: Any, device: Device) -> Any:
-        """The argument of each chunk's row kernel: where in an array of all rows its own losses go."""
+        """Returns the address argument of a chunk's row kernel: its first row in ``losses``, an array of all rows."""
         first, size = device.address(losses), ITEMSIZE[self.compute if self.token_weights else self.result]
         return lambda i, chunk: (first + size * chunk.first,)
 
@@ -356,8 +363,9 @@ class LinearPlan(ChunkedPlan):
         return value, (check, self.handed_out(device, gradients))
 
     def write_ahead(self, inputs: Inputs, written: Wanted, auxiliary: Sequence[int]) -> tuple[Any, list[Any], Any]:
-        """The value, the gradients for the expected ``grad_output``, which is one number for all rows, and the memory
-        that begins with it.
+        """Returns the value, speculative gradients, and the memory that begins with the expected ``grad_output``.
+
+        The gradients are those for this ``grad_output``, one number for all rows.
         """
         device, arrays, _, divisor = inputs
         value = device.empty(self.shape, self.strides, self.result)
@@ -418,7 +426,7 @@ class LinearPlan(ChunkedPlan):
         per_row: bool,
         kept: Any = None,
     ) -> list[Any]:
-        """The gradients for a ``grad_output``, from logits that forward has ``kept`` or that are computed again."""
+        """Computes the gradients for a ``grad_output``, from logits that forward ``kept`` or from recomputed ones."""
         device, arrays, _, divisor = inputs
         gradients = self.buffers_onto(device, arrays, wanted)
         if self._keeps_all and not per_row:
@@ -455,7 +463,7 @@ class LinearPlan(ChunkedPlan):
         return self.handed_out(device, gradients)
 
     def _memory(self, device: Device) -> tuple[Any, Any]:
-        """The doubles of a call, and the workspace of each chunk's sum."""
+        """Allocates the doubles of a call. Also returns a function that gives a chunk the workspace of its sum."""
         memory = device.empty((_SHARES + -(-self.rows // self.chunk_rows),), (1,), "float64")
         stream = device.stream()
         capturing = stream != 0 and device.capturing()
@@ -469,7 +477,7 @@ class LinearPlan(ChunkedPlan):
         return memory, workspace
 
     def _records(self, device: Device) -> Any:
-        """Room for what row kernels record, which is the same for all chunks, and read by nobody."""
+        """Allocates a buffer for the records of row kernels. All chunks share it, because nothing reads the records."""
         count = max([x.plan.records for x in self.chunks("sum", "float64")])
         return device.empty((count,), (1,), "float64")
 
@@ -490,8 +498,10 @@ class LinearPlan(ChunkedPlan):
         onto: bool = False,
         kept: Any = None,
     ) -> None:
-        """All chunks with the row kernel of ``stage``, its ``own`` arguments, and products for ``gradients``, which
-        another row kernel writes if one comes ``then``: its stage, arguments, reduction and dtype of the value.
+        """Runs all chunks with the row kernel of ``stage`` and its ``own`` arguments, and multiplies for ``gradients``.
+
+        With ``then``, a second row kernel writes the gradients of the logits instead: its stage, arguments, reduction,
+        and dtype of the value.
         """
         device, arrays, scalars, divisor = inputs
         chunks, at, addresses = self.chunks(reduction, result), self.at, [device.address(x) for x in arrays]
@@ -529,20 +539,22 @@ class LinearPlan(ChunkedPlan):
 
 
 class _PackedRows(LinearPlan):
-    """The plan of the rows that count."""
+    """Plan of the packed rows, all of which count."""
 
     may_keep = False
 
 
 class PackedPlan(LinearPlan):
-    """The plan of a call that leaves rows out of the products that do not count: copies of the others are packed, and
-    their gradients spread over zeros. The host waits for the number of these rows.
+    """Plan of a call that excludes the rows that do not count from the matrix products.
+
+    The other rows are packed into copies, and their gradients are scattered into zeros. The host waits for the number
+    of rows that count.
     """
 
     may_keep = False
 
     def _packed(self, inputs: Inputs) -> tuple[Any, LinearPlan, Inputs] | None:
-        """The indices of the rows that count, their plan and its inputs; None if all or none of them count."""
+        """Returns the indices of the rows that count, their plan and its inputs; None if all or no rows count."""
         device, arrays, *_ = inputs
         static, at = self.static, self.at
         ignored = static.ignore_index if self.indices else None
@@ -564,7 +576,7 @@ class PackedPlan(LinearPlan):
         return index, plan, inputs._replace(arrays=packed)
 
     def _spread(self, device: Device, gradients: list[Any], index: Any) -> list[Any]:
-        """The gradients of the packed rows as those of all rows."""
+        """Scatters the gradients of the packed rows into gradients of all rows."""
         for i, x in enumerate(gradients):
             if x is not None and (i == 0 or i == 2):
                 gradients[i] = device.spread(x, index, self.rows).reshape(self.tensors[i].shape)
@@ -597,7 +609,7 @@ class PackedPlan(LinearPlan):
         per_row: bool,
         kept: Any = None,
     ) -> list[Any]:
-        # A grad_output per row is read where it lies, by all rows.
+        # One grad_output per row is read in place, hence by all rows.
         found = None if per_row else self._packed(inputs)
         if found is None:
             return super().compute_gradients(inputs, wanted, grad_output, per_row)

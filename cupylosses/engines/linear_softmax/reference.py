@@ -1,7 +1,7 @@
-"""Linear softmax losses through the array API: the logits as a whole, and the softmax loss's own formula.
+"""Reference formula of linear softmax losses through the array API: all logits, then the softmax loss's formula.
 
-Products are taken in the arithmetic type (float32; float64 for float64 operands and NumPy arrays), so the logits are
-not rounded to 16 bits.
+Matrix products are computed in the arithmetic dtype (float32; float64 for float64 operands and NumPy arrays), so the
+logits are not rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cupylosses.reference_math import divide
 
 
 def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
-    """The loss of a call whose logits and target promote to dtype ``promoted``."""
+    """Returns the loss of a call whose logits and target promote to dtype ``promoted``."""
     static, at = call.static, positions(call.static)
     narrow = promoted != "float64" and interop.kind(call.arrays[0]) != "numpy"
     bias = call.arrays[at["linear_bias"]] if "linear_bias" in at else None
@@ -40,14 +40,14 @@ def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
 
 
 def divisor(xp: Any, call: Call, rows: Rows) -> Any:
-    """The divisor of the sum of rows."""
+    """Returns the divisor of the sum over rows."""
     at = positions(call.static)
     weights = call.arrays[at["token_weight"]] if "token_weight" in at else None
     return softmax_reference.divisor(xp, rows, softmax_reference.counted_rows(xp, rows), weights)
 
 
 def weight_of(call: Call, at: Mapping[str, int]) -> Any:
-    """The weight; where there is a `main_grad`, as a function of it whose backward adds to that."""
+    """Returns the weight. If there is a `main_grad`, backward through the result adds the weight's gradient to it."""
     if "main_grad" not in at:
         return call.arrays[1]
     from cupylosses.torch_compat import adding_to, is_compiling, transforms_active
@@ -58,7 +58,7 @@ def weight_of(call: Call, at: Mapping[str, int]) -> Any:
 
 
 def logits_of_layer(input: Any, weight: Any, bias: Any, narrow: bool) -> Any:
-    """The logits as a whole, in float32 if ``narrow``, in float64 otherwise."""
+    """Returns all logits of the layer, in float32 if ``narrow``, otherwise in float64."""
     xp = interop.namespace(input)
     wide = xp.float32 if narrow else xp.float64
     input, weight = (xp.astype(x, wide, copy=False) for x in (input, weight))

@@ -1,8 +1,9 @@
-"""Launches around the row kernels of a loss whose rows have weights (``kernels/linear_softmax/row_weights.cuh``).
+"""Launches that apply the weights of rows around the row kernels (``kernels/linear_softmax/row_weights.cuh``).
 
-    loss = (1 / d) sum_n w_n l_n      a mean divides by the sum of the weights of the rows that count
+    loss = (1 / d) sum_n w_n l_n      in a mean, d is the sum of the weights of the rows that count
 
-Row kernels write a value per row, and the gradient for a ``grad_output`` per row, which is where the weights go.
+Row kernels write one value per row, and the gradient for one ``grad_output`` per row. The weights multiply the
+values and these grad_outputs.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from cupylosses.jit import compiler
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 
-#: Threads of a block, and names of the functions by kind of kernel.
+#: Threads per block, and names of device functions, by kind of kernel.
 _THREADS = {"weigh": 256, "sum": 1024, "divisor": 1024}
 _FUNCTIONS = {"weigh": "weigh_rows", "sum": "sum_weighted_rows", "divisor": "sum_row_weights"}
 
 
 @dataclass(frozen=True)
 class RowWeightKernel(Kernel):
-    """A kernel of one ``kind``: "weigh" or "sum", of losses or grad_outputs of dtype ``read``; or "divisor", which
-    reads labels of dtype ``read`` and weights of classes of dtype ``of_classes``. ``weights`` is the dtype of the
-    weights of rows, ``result`` that of what is written.
+    """A kernel that applies or sums the weights of rows.
+
+    ``kind`` is "weigh" or "sum", which read losses or grad_outputs of dtype ``read``, or "divisor", which reads labels
+    of dtype ``read`` and class weights of dtype ``of_classes``. ``weights`` is the dtype of the row weights, ``result``
+    the dtype of the output.
     """
 
     loss: Definition
@@ -47,13 +50,13 @@ class RowWeightKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         dtypes = [STORAGE[x][1] for x in (self.read, self.weights, self.result, self.of_classes)]
         return "_".join([self.loss.name, "row_weights", self.kind, "-".join(dtypes)])
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel function."""
         return f"{self.loss.name}_row_weights_{self.kind}"
 
     @property
@@ -78,7 +81,7 @@ class RowWeightKernel(Kernel):
 
 
 class RowWeights:
-    """The launches of one plan, whose rows are weighted by the array at position ``at``."""
+    """Launches of one plan whose rows are weighted by the array at position ``at``."""
 
     def __init__(self, plan: CompositePlan, at: int, rows: int) -> None:
         self._plan, self._at, self.rows = plan, at, rows
@@ -86,7 +89,7 @@ class RowWeights:
         self._launchers: dict[tuple[str, ...], compiler.Launcher] = {}
 
     def launcher(self, kind: str, *dtypes: str, fixed: tuple[int, ...] = ()) -> compiler.Launcher:
-        """The launcher of a kernel: its kind, and the dtypes `read`, `result` and `of_classes`."""
+        """Returns the launcher of a kernel. ``dtypes`` are its `read`, `result` and `of_classes`."""
         key = (kind, *dtypes)
         found = self._launchers.get(key)
         if found is None:
@@ -107,8 +110,10 @@ class RowWeights:
         divisor: Divisor = UNDIVIDED,
         to: Any = None,
     ) -> Any:
-        """Products of the weights and of what lies at the address ``read``, a number (``step`` 0) or one per row,
-        divided: new, or in ``to``. ``dtypes`` are those of what is read and of what is written.
+        """Multiplies the row weights by the numbers at address ``read``, divides, and returns the products.
+
+        There is one number (``step`` 0) or one per row (``step`` 1). The products are written to ``to``, or to a new
+        array. ``dtypes`` are the dtypes of the numbers and of the products.
         """
         found = device.empty((self.rows,), (1,), dtypes[1]) if to is None else to
         weights, below = device.address(arrays[self._at]), divisor.number_and_count
@@ -118,14 +123,14 @@ class RowWeights:
     def sum(
         self, device: Device, arrays: Sequence[Any], losses: Any, dtypes: tuple[str, str], divisor: Divisor, value: Any
     ) -> None:
-        """Stores the weighted sum of the ``losses`` of the rows, divided."""
+        """Stores the weighted sum of the ``losses`` of all rows, divided, in ``value``."""
         weights = device.address(arrays[self._at])
         launch = self.launcher("sum", *dtypes)
         launch(device.stream(), device.address(losses), weights, *divisor.number_and_count, device.address(value))
 
 
 class WeightSumPlan(CompositePlan):
-    """The plan of the divisor of a mean of weighted rows."""
+    """Plan of the divisor of a mean of weighted rows."""
 
     def __init__(self, plan: Any, weights: RowWeights) -> None:
         super().__init__(plan.engine, Call(plan.loss, (), plan.static), plan.tensors, plan.promoted, plan.machine)
@@ -136,7 +141,7 @@ class WeightSumPlan(CompositePlan):
         self._classes, self._ignored = plan.classes, plan.static.ignore_index
 
     def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
-        """The sum; the arrays are addresses."""
+        """Returns the divisor. ``inputs.arrays`` holds addresses instead of arrays."""
         device, arrays, *_ = inputs
         at, dtypes = self._at, [x.dtype for x in self.tensors]
         labels, of_classes = (0, "int64"), (0, "float64")

@@ -1,13 +1,14 @@
-"""Second derivatives of linear softmax losses in chunks of rows: for tangents X', W', b' of the layer, and a
-grad_output g per row,
+"""Second derivatives of linear softmax losses, in chunks of rows.
+
+For tangents X', W', b' of the layer and one grad_output g per row:
 
     Z = X W^T + b      Z' = X' W^T + X W'^T + b'      G = g dL/dZ      H = the derivative of G along Z'
 
-    along = sum of Z' dL/dZ per row      d/dX = H W + G W'      d/dW = H^T X + G^T X'      d/db = sum_n H
+    along = sum over classes of Z' dL/dZ      d/dX = H W + G W'      d/dW = H^T X + G^T X'      d/db = sum_n H
 
-A row kernel of the softmax loss reads Z and Z', and writes H; where X and W both matter, another one writes G over Z. H
-is not written over Z', since each thread of a row reads the tangent of the label. A chunk takes two or three products
-of matrices for Z and Z', and one or two for each gradient.
+A row kernel of the softmax loss reads Z and Z' and writes H. If a gradient needs G, a second row kernel writes G over
+Z. H does not overwrite Z', because every thread of a row reads the tangent of the label. A chunk takes two or three
+matrix products for Z and Z', and one or two for each gradient.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ from cupylosses.interop import ITEMSIZE
 
 
 class TangentSpec(LogitsSpec):
-    """A chunk of logits, beside which the derivative of their gradient is written in the same layout."""
+    """A chunk of logits whose gradient's derivative is written to another buffer of the same layout."""
 
     in_place = False
 
 
 class LinearHvpPlan(LinearPlan):
-    """The plan of a derivative along tangents: of values per row, against class indices, with logits in the operands'
-    dtype. The formula has all others.
+    """Plan of a derivative along tangents.
+
+    It covers values per row, class indices, and logits in the dtype of the operands. The reference formula computes
+    all other cases.
     """
 
     chunk_buffers = 3
@@ -47,7 +50,7 @@ class LinearHvpPlan(LinearPlan):
         super().__init__(engine, call, tensors, promoted, machine)
         static = self.static
         rest = iter(range(len(tensors) - sum(static.has_tangent), len(tensors)))
-        #: Positions of tangents, by those of their arrays.
+        #: Positions of the tangents, by the positions of their arrays.
         self._tangents = {i: next(rest) for i, moves in enumerate(static.has_tangent) if moves}
         layer = {0, 1, self.at.get("linear_bias")}
         self.empty = not (
@@ -61,7 +64,7 @@ class LinearHvpPlan(LinearPlan):
             self.divide()
 
     def _row_plans(self) -> list[SoftmaxPlan]:
-        """The plan of each chunk's row kernel."""
+        """Returns the plan of each chunk's row kernel."""
         if not self._second:
             self._second = [self._along(first, rows) for first, rows in self.spans]
         return self._second
@@ -81,12 +84,13 @@ class LinearHvpPlan(LinearPlan):
 
     @property
     def _per_row(self) -> str:
-        """The dtype of values and grad_outputs of row kernels."""
+        """Dtype of the values and grad_outputs of row kernels."""
         return self.result if self.token_weights is None else self.compute
 
     def run_hvp(self, inputs: Inputs, wanted: Wanted, grad_output: int) -> tuple[Any, list[Any]]:
-        """The derivative of the values along the tangents, and the gradients of its sum, weighted by ``grad_output``,
-        that are wanted.
+        """Returns the derivative of the values along the tangents, and its wanted gradients.
+
+        They are the gradients of the sum of this derivative weighted by ``grad_output``.
         """
         device, arrays, scalars, _ = inputs
         at, stream = self.at, device.stream()
@@ -118,14 +122,14 @@ class LinearHvpPlan(LinearPlan):
         return along, self.handed_out(device, gradients[: len(wanted)])
 
     def _read(self) -> list[tuple[str, int]]:
-        """The arrays that row kernels read besides logits, and the bytes from a row to the next."""
+        """Returns the arrays that row kernels read besides logits, and the bytes between consecutive rows of each."""
         widths = {"target": 1, "weight": 0, "mask": 1}
         return [(x, width * ITEMSIZE[self.tensors[self.at[x]].dtype]) for x, width in widths.items() if x in self.at]
 
     def _multiply(
         self, device: Device, arrays: Sequence[Any], gradients: Sequence[Any], first_order: bool, launch: Any
     ) -> None:
-        """All chunks: logits and their tangents, ``launch``, and the products for ``gradients``."""
+        """Runs all chunks: computes logits and their tangents, calls ``launch``, and multiplies for ``gradients``."""
         moving = {i: arrays[j] for i, j in self._tangents.items()}
         bias_at, stream = self.at.get("linear_bias", -1), device.stream()
         inputs = device.matrix(arrays[0], self.rows, self.depth)
@@ -179,7 +183,7 @@ class LinearHvpPlan(LinearPlan):
         finish()
 
     def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
-        # The row kernel has no variant without H: its grad_outputs may be anything.
+        # The row kernel has no variant without H. H is discarded, so the grad_outputs may be uninitialized.
         device = inputs.device
         unused = device.empty((self.rows,), (1,), self.result)
         return self.run_hvp(inputs, (False, False, False), device.address(unused))[0]

@@ -1,4 +1,7 @@
-"""The checks of calls for log-probabilities, with their messages, in the manner of :mod:`cupylosses.checks`."""
+"""Checks of calls for log-probabilities, with their error messages.
+
+They follow the conventions of :mod:`cupylosses.checks`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from cupylosses.engines.softmax import checks as softmax_checks
 
 
 def scalars(loss: Any, given: Mapping[str, Any]) -> tuple[float, float]:
-    """Scale and softcap of the logits with the temperature in both; a softcap of 0 stands for none."""
+    """Returns the checked scale and softcap of the logits, both divided by the temperature. A softcap of 0 is none."""
 
     def number(name: str) -> float:
         value = checks.parameter(loss, Parameter(name, 1.0, "", minimum=0.0, exclusive=True), given[name])
@@ -27,7 +30,7 @@ def scalars(loss: Any, given: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def settings(loss: Any, given: Mapping[str, Any]) -> tuple[bool, int, str]:
-    """Settings of results: True if the entropy is asked for, the label that does not count, when a bad label raises."""
+    """Returns the checked settings `return_entropy`, `ignore_index` and `check_targets`."""
     return (
         softmax_checks.switch(loss, "return_entropy", given["return_entropy"]),
         softmax_checks.ignore_index(loss, given["ignore_index"], "indices"),
@@ -36,7 +39,7 @@ def settings(loss: Any, given: Mapping[str, Any]) -> tuple[bool, int, str]:
 
 
 def several_labels(loss: Any, logits: Sequence[int], index: Any) -> bool:
-    """True if the index has a dimension of labels besides those of the rows."""
+    """True if the index has one more dimension than the rows, for several labels per row. Raises on other shapes."""
     shape, rank, name = tuple(index.shape), len(logits), loss.operands[0].name
     if rank == 0:
         raise ValueError(
@@ -55,7 +58,7 @@ def several_labels(loss: Any, logits: Sequence[int], index: Any) -> bool:
 
 
 def weight(loss: Any, weight: Any) -> None:
-    """The weight is that of a layer with one dimension of classes."""
+    """Checks that the weight has shape (C, D): one dimension of classes."""
     if len(weight.shape) != 2:
         raise ValueError(
             f"{loss.name}: `linear_weight` must have shape (C, D), as `torch.nn.Linear.weight`, got "
@@ -64,7 +67,10 @@ def weight(loss: Any, weight: Any) -> None:
 
 
 def arrays(loss: Any, names: Sequence[str], given: Sequence[Any], rows: tuple[int, ...]) -> None:
-    """Dtypes of all arrays, and the shape of the mask. Tangents, which have no names, follow the others."""
+    """Checks the dtypes of the named arrays, and the shape of the mask.
+
+    Tangents, which have no names, follow these arrays and are not checked.
+    """
     for name, x in zip(names, given, strict=False):
         dtype = dtype_name(x)
         if name == "mask":

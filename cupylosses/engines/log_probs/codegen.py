@@ -1,4 +1,4 @@
-"""The glue of ``kernels/log_probs/``: types, and the two entry points."""
+"""Generated glue of ``kernels/log_probs/``: types, and two entry points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupylosses.jit.sources import FUNCTOR
 
 FILES = (*FUNCTOR, "log_probs/log_probs.cuh")
 
-#: Entry points, by the stage that launches them.
+#: Output of each entry point, by the stage that launches it.
 KINDS = {
     "unreduced": "the log-probabilities and the entropy of each row, and the coefficients of its gradient",
     "from_residual": "the gradient from these coefficients",
@@ -22,10 +22,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class LogProbKernel(Kernel):
-    """A compiled module of this engine. Equal ones have equal source.
+    """A compiled module of this engine. Equal instances have equal source.
 
-    ``layout`` is "subwarp" or "block", of which a ``cluster`` takes a row. ``mask`` is a dtype, or "". ``gradient`` is
-    the dtype of the gradients that are written, "" in forward.
+    ``layout`` is "subwarp" or "block": the group of threads that owns a row. ``cluster`` is the number of blocks that
+    share a row. ``mask`` is the dtype of the mask, or "" without one. ``gradient`` is the dtype of the written
+    gradients, "" in forward.
     """
 
     loss: Definition
@@ -48,7 +49,7 @@ class LogProbKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         names = (self.input, self.index, self.mask, self.gradient)
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.compute][1], self.layout, f"x{self.vec_size}"]
@@ -58,7 +59,7 @@ class LogProbKernel(Kernel):
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel function."""
         return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
 
     @property
@@ -85,10 +86,10 @@ class LogProbKernel(Kernel):
         fixed = ["int64 ignored", "int64 site", "int64 count", "int64 label_stride", "int64 slices", "int width"]
         fixed.append("const __grid_constant__ Space space")
         threads = BLOCK_THREADS if self.layout == "block" else SUBWARP_THREADS
-        # Backward too has 64 registers for a thread of 32 bits: enough, and as many threads.
+        # In float32, backward also gets 64 registers per thread. They suffice, and as many threads run as in forward.
         bounds = f"{threads}, {resident_threads(self.compute) // threads}"
         cluster = f" CLUSTER_DIMS({self.cluster})" if self.cluster > 1 else ""
-        # Caps need registers of their own, and arithmetic that hides the latency of fewer reads.
+        # A softcap needs registers of its own. Its arithmetic hides memory latency with fewer loads in flight.
         sizes = f"{self.vec_size}, {TOGETHER // 2 if self.capped and forward else TOGETHER}"
         call = (
             f"log_probs<{sizes}>(program, group)"

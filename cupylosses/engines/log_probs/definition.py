@@ -17,7 +17,7 @@ from cupylosses.engines.linear_softmax.definition import REDUCED_APART, layer_an
 from cupylosses.engines.linear_softmax.definition import TEXTS as LAYER_TEXTS
 from cupylosses.engines.softmax.definition import IGNORED, row_annotations
 
-#: Keyword arguments, with their defaults.
+#: Keyword arguments and their defaults.
 _COMMON = {
     "temperature": 1.0,
     "softcap": None,
@@ -31,7 +31,7 @@ _COMMON = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LogProbs(Definition):
-    """Log-probabilities, which are no loss: there is a value per label, and no reduction."""
+    """Log-probabilities of labels. They are not a loss: there is one value per label, and no reduction."""
 
     packs: ClassVar[bool] = True
 
@@ -111,7 +111,7 @@ class LogProbs(Definition):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearLogProbs(LogProbs):
-    """Log-probabilities of the output of a linear layer, whose logits exist in chunks of rows."""
+    """Log-probabilities of labels under the output of a linear layer, computed in chunks of rows."""
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
@@ -159,5 +159,5 @@ _MAIN_GRAD = (
 
 
 def define_log_probs(kind: type[LogProbs] = LogProbs, **fields: Any) -> LogProbs:
-    """Makes a definition and enters it in the registry, from which the public function is built."""
+    """Creates a definition and enters it in the registry, from which the public function is built."""
     return define_function(kind(**fields))

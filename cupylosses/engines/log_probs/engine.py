@@ -1,4 +1,4 @@
-"""The engine of log-probabilities, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+"""Engine of log-probabilities: implements the protocol of :mod:`cupylosses.engines.base`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cupylosses.engines.softmax.engine import row_major
 from cupylosses.engines.softmax.layout import classes_last
 from cupylosses.interop import ITEMSIZE
 
-#: Settings that were checked before.
+#: Cache of checked settings.
 _SETTINGS = SettingsCache()
 
 
 class LogProbEngine(Engine):
-    """Log-probabilities of labels, and entropies, of given logits."""
+    """Log-probabilities of labels, and entropies, for given logits."""
 
     name = "log-probabilities"
     needs_chip = True
@@ -69,7 +69,7 @@ class LogProbEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Logits whose classes are not next to each other, in the logits or in the gradient, are read from a copy."""
+        """Copies logits if classes are not contiguous in them or in their gradient, or if elements are misaligned."""
         x = tensors[0]
         classes = x.shape[-1]
         contiguous = classes <= 1 or x.strides[-1] == x.gradient.strides[-1] == 1
@@ -112,7 +112,7 @@ class LogProbEngine(Engine):
         return None
 
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
-        """Nothing is divided."""
+        """Returns the call without checks of labels: there is no divisor to apply."""
         return call._replace(static=call.static._replace(check="off")), grad_output
 
     def jvp(self, call: Call, moving: Wanted, tangents: tuple[Any, ...]) -> Call:
@@ -142,7 +142,7 @@ class LogProbEngine(Engine):
     def placeholders(
         self, loss: Any, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """The index has the shape of the rows unless a shape is named for it."""
+        """Takes the shapes of the logits and of the index. By default the index has the shape of the rows."""
         logits = tuple(shapes[0])
         index = tuple(shapes[-1]) if len(shapes) > 1 else logits[:-1]
         return {
@@ -153,7 +153,7 @@ class LogProbEngine(Engine):
 
 
 def checked_settings(loss: Any, settings: tuple[Any, ...]) -> tuple[tuple[float, float], bool, int, str]:
-    """Scale and softcap, then those that concern results."""
+    """Returns the checked scale and softcap, then the checked settings of results."""
     given = dict(zip(loss.setting_names, settings, strict=True))
     return log_prob_checks.scalars(loss, given), *log_prob_checks.settings(loss, given)
 

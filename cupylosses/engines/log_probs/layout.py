@@ -1,9 +1,10 @@
-"""Launch geometry of log-probabilities: which threads take which rows. Pure functions of integers.
+"""Launch geometry of log-probabilities: the assignment of rows to threads. Pure functions of integers.
 
-subwarp    neighbouring lanes of a warp share a row
-block      a block shares a row, in forward also a cluster of blocks where rows are few
+subwarp    consecutive lanes of a warp share a row
+block      the threads of a block share a row; in forward with few rows, a cluster of blocks does
 
-No row stays on chip: forward reads each logit once, and so does backward, from what forward has left of the row.
+No row stays on chip. Forward reads each logit once; backward reads each logit once more, and the coefficients that
+forward stored for the row.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from cupylosses.engines.softmax.layout import (
 from cupylosses.engines.strides import merge
 from cupylosses.jit.gpu import WARP, Chip
 
-#: Vectors of a row that a thread takes, as long as there are threads to take the others, and that it reads together.
+#: Number of vectors of a row per thread while more threads are available, and number of vectors a thread loads at once.
 VECTORS = 8
 TOGETHER = 4
-#: Classes below which a thread reads single elements: a row would be nothing but edges of vectors.
+#: Maximum number of classes for which threads read single elements: so short a row is all partial vectors.
 FEW_CLASSES = 32
-#: Threads of a block whose lanes share rows, and of one that shares a row, at most.
+#: Threads of a block in layout "subwarp", and maximum number of threads of a block in layout "block".
 SUBWARP_THREADS = 256
 BLOCK_THREADS = 256
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``rank`` the dimensions it has room for."""
+    """Launch geometry of rows. ``words`` is the kernel's ``RowSpace``, ``rank`` its maximum number of dimensions."""
 
     kind: str
     vec_size: int
@@ -50,7 +51,7 @@ class Layout:
 
     @property
     def rows_at_once(self) -> int:
-        """Rows that a block takes at once."""
+        """Number of rows that a block processes at once."""
         return self.threads // self.width if self.kind == "subwarp" else 1
 
 
@@ -63,8 +64,9 @@ def layout(
     chip: Chip,
     forward: bool,
 ) -> Layout:
-    """The layout of rows of a given shape; ``others`` are the strides of labels, mask and results. Classes are
-    contiguous.
+    """Chooses the layout for rows of a given shape.
+
+    ``others`` are the strides of labels, mask and results. Precondition: classes are contiguous.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -93,18 +95,21 @@ def _threads(rows: int, classes: int, vec_size: int, clusters: bool) -> tuple[st
 
 
 def resident_threads(compute: str) -> int:
-    """Threads that a multiprocessor runs at once: each has registers for the logits that it has read, in this dtype."""
+    """Returns the number of resident threads per multiprocessor.
+
+    It leaves each thread enough registers for the logits that it loads, in dtype ``compute``.
+    """
     return 512 if compute == "float64" else 1024
 
 
 def blocks(layout: Layout, processors: int, compute: str) -> int:
-    """Blocks of forward: as many as run at once, and no more than there are rows for."""
+    """Returns the number of blocks of forward: as many as run at once, but no more than there are rows for."""
     units = -(-layout.rows // layout.rows_at_once)
     at_once = max(1, processors * (resident_threads(compute) // layout.threads) // layout.cluster)
     return max(1, min(units, at_once)) * layout.cluster
 
 
 def slices(layout: Layout, processors: int) -> int:
-    """Parts that backward cuts rows into, where there are too few to fill a GPU."""
+    """Returns the number of slices that backward cuts each row into: more than 1 if rows are too few to fill a GPU."""
     most = max(1, -(-layout.classes // layout.vec_size) // (layout.width * TOGETHER))
     return max(1, min(most, -(-4 * processors // max(1, layout.rows))))

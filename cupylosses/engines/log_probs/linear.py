@@ -1,4 +1,4 @@
-"""The engine of log-probabilities of a linear layer's output (:mod:`cupylosses.engines.base`)."""
+"""Engine of log-probabilities of a linear layer's output: implements :mod:`cupylosses.engines.base`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cupylosses.engines.log_probs.engine import LogProbEngine, checked_settings
 from cupylosses.engines.log_probs.linear_plan import LinearLogProbPlan
 from cupylosses.engines.softmax.engine import row_major
 
-#: Settings that were checked before.
+#: Cache of checked settings.
 _SETTINGS = SettingsCache()
 
 
 class LinearLogProbEngine(LogProbEngine):
-    """Log-probabilities of labels, and entropies, of the output of a linear layer."""
+    """Log-probabilities of labels, and entropies, for the output of a linear layer."""
 
     name = "linear log-probabilities"
     Definition = LinearLogProbs
@@ -125,7 +125,7 @@ class LinearLogProbEngine(LogProbEngine):
         return found + ([row_major(self.promoted(call), (*rows, 4))] if self.has_residual(call) else [])
 
     def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
-        """A batch of inputs is more rows; one of weights is the formula's."""
+        """Turns a batch of inputs into more rows. Batches of weights are left to the reference formula."""
         at, arrays = linear_positions(call.static), list(call.arrays)
         shared = [at[x] for x in ("linear_weight", "linear_bias") if x in at]
         if len(arrays) > len(at) or any([dims[i] is not None for i in shared]):
@@ -140,7 +140,7 @@ class LinearLogProbEngine(LogProbEngine):
     def placeholders(
         self, loss: Any, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Shapes are those of `input`, `linear_weight` and, where rows have several labels, `index`."""
+        """Takes the shapes of `input`, `linear_weight` and, if rows have several labels, `index`."""
         input, weight = tuple(shapes[0]), tuple(shapes[min(1, len(shapes) - 1)])
         index = tuple(shapes[2]) if len(shapes) > 2 else input[:-1]
         return {
@@ -157,7 +157,7 @@ class LinearLogProbEngine(LogProbEngine):
 
 
 def _settings_of_layer(loss: Any, settings: tuple[Any, ...], dtype: str) -> tuple[Any, Any]:
-    """Those of log-probabilities, then those of the layer."""
+    """Returns the checked settings of log-probabilities, then those of the layer."""
     given = {**dict(zip(loss.setting_names, settings, strict=True)), "skip_ignored": False}
     return checked_settings(loss, settings), linear_checks.settings(loss, given, dtype)
 

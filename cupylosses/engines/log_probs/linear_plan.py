@@ -1,13 +1,14 @@
-"""Plans of log-probabilities of a linear layer's output: chunks of rows, of which each is a matrix product and a row
-kernel. Backward computes the logits of a chunk again and, from what forward has left of each row, writes their gradient
-over them.
+"""Plans of log-probabilities of a linear layer's output, computed in chunks of rows.
 
-    stage      products per chunk      row kernel
-    value      1                       log-probabilities, entropies, and four numbers per row for backward
+Each chunk takes a matrix product for its logits and a row kernel. Backward recomputes the logits of a chunk, and
+overwrites them with their gradient, which follows from the coefficients that forward stored for each row.
+
+    stage      products per chunk      row kernel writes
+    value      1                       log-probabilities, entropies, and four coefficients per row for backward
     gradients  2 or 3                  the gradient of the logits
 
-Nothing but the workspace of one chunk, and what accumulates the gradient of the weight, is allocated besides the
-results and these numbers.
+Besides the results and these coefficients, a call allocates only the workspace of one chunk and the accumulator of the
+weight's gradient.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from cupylosses.interop import ITEMSIZE
 
 
 class SeparateSpec(TensorSpec):
-    """A chunk of float32 logits whose gradient, of 16 bits, lies in rows of as many elements elsewhere: written over
-    logits it would overwrite some that another thread has still to read.
+    """A chunk of float32 logits whose 16-bit gradient is stored in a separate buffer of the same strides.
+
+    Written over the logits, the gradient would overwrite some that another thread has yet to read.
     """
 
-    #: The dtype of the gradient.
+    #: Dtype of the gradient.
     narrow = ""
 
     @property
@@ -39,13 +41,13 @@ class SeparateSpec(TensorSpec):
 
 
 class HalfGradients(SeparateSpec):
-    """Of float16."""
+    """Logits with a float16 gradient in a separate buffer."""
 
     narrow = "float16"
 
 
 class Bfloat16Gradients(SeparateSpec):
-    """Of bfloat16."""
+    """Logits with a bfloat16 gradient in a separate buffer."""
 
     narrow = "bfloat16"
 
@@ -54,7 +56,7 @@ _SEPARATE = {"float16": HalfGradients, "bfloat16": Bfloat16Gradients}
 
 
 class LinearLogProbPlan(ChunkedPlan):
-    """The plan of log-probabilities of a linear layer's output."""
+    """Plan of log-probabilities of a linear layer's output."""
 
     static: LinearStatic
     separate = True
@@ -69,10 +71,10 @@ class LinearLogProbPlan(ChunkedPlan):
         self.auxiliary = () if any(static.has_tangent) else (self.residual,)
         super().__init__(engine, call, tensors, promoted, machine, linear_positions(static))
         self.result = static.out_dtype or compute
-        #: Labels of a row, and values.
+        #: Number of labels of a row, and number of its values (`columns`).
         self.labels = self.index.shape[-1] if static.several else 1
         self.columns = self.labels + static.entropy
-        # Derivatives along tangents are the formula's.
+        # The reference formula computes derivatives along tangents.
         self.empty = not (self.rows and self.classes and self.depth and self.columns) or any(static.has_tangent)
         self.scalar = False
         spec = contiguous(self.result, value_shape(static, self.rows_shape, self.index.shape))
@@ -91,7 +93,7 @@ class LinearLogProbPlan(ChunkedPlan):
 
     @cached_property
     def row_plans(self) -> list[LogProbPlan]:
-        """The plan of the rows of each chunk."""
+        """Plan of the rows of each chunk."""
         return [self._rows(first, rows) for first, rows in self.spans]
 
     def _rows(self, first: int, rows: int) -> LogProbPlan:
@@ -101,7 +103,7 @@ class LinearLogProbPlan(ChunkedPlan):
         shape = (rows, self.labels) if static.several else (rows,)
         arrays = [contiguous(self.index.dtype, shape), *[contiguous("bool", (rows,))] * static.masked]
         call = Call(self.loss, (), static.of_rows._replace(has_tangent=()))
-        # A label is reported by its place among all.
+        # Bad labels are reported by their position in the whole call.
         site = (self.index.shape, first * self.labels)
         return LogProbPlan(self.engine, call, (logits, *arrays), self.promoted, self.machine, site)
 
@@ -135,16 +137,16 @@ class LinearLogProbPlan(ChunkedPlan):
 
     @property
     def _left(self) -> int:
-        """Bytes that forward leaves of a row."""
+        """Number of bytes that forward stores per row for backward."""
         return 4 * ITEMSIZE[self.compute]
 
     @property
     def _stored(self) -> int:
-        """Bytes of the values of a row."""
+        """Number of bytes of the values of a row."""
         return self.columns * ITEMSIZE[self.result]
 
     def _run(self, inputs: Inputs, stage: str, gradients: Sequence[Any], own: Any) -> None:
-        """All chunks with the row kernel of ``stage``, whose arguments for a first row are ``own(first)``."""
+        """Runs all chunks with the row kernel of ``stage``, whose arguments are ``own(first)`` for the first row."""
         device, arrays, scalars, _ = inputs
         labels, step = device.address(arrays[2]), self.labels * ITEMSIZE[self.index.dtype]
         masks = [device.address(arrays[self.at["mask"]])] if self.static.masked else []

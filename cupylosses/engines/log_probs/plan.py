@@ -1,4 +1,8 @@
-"""Plans of log-probabilities: a kernel for the values, and one for the gradient from what that leaves of each row."""
+"""Plans of log-probabilities.
+
+Forward has one kernel, for the values and for coefficients of each row. Backward has another one, which computes the
+gradient from these coefficients.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,10 @@ from cupylosses.jit import compiler
 
 
 class LogProbPlan(Plan):
-    """The plan of log-probabilities of given logits. ``site`` is where a plan of some rows lies among all: the shape of
-    all labels, and the number of the first.
+    """Plan of log-probabilities of given logits.
+
+    ``site`` locates a plan of some rows within the whole call: the shape of all labels, and the index of the first
+    label of the plan.
     """
 
     static: Static
@@ -43,7 +49,7 @@ class LogProbPlan(Plan):
         super().__init__(engine, call, tensors, promoted, machine)
         self.result = static.out_dtype or compute
         self.labels = self.index.shape[-1] if static.several else 1
-        # Derivatives along tangents are the formula's.
+        # The reference formula computes derivatives along tangents.
         self.empty = not (self.rows and self.classes and self.labels + static.entropy) or any(static.has_tangent)
         self.scalar = False
         spec = contiguous(self.result, value_shape(static, self.rows_shape, self.index.shape))

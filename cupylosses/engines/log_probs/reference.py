@@ -1,7 +1,7 @@
-"""Log-probabilities and entropies through the array API: the path of CPU arrays, and of derivatives that no kernel has.
+"""Reference formula of log-probabilities and entropies through the array API.
 
-Logits are worked on in the arithmetic type (float32; float64 for float64 logits and NumPy arrays), what there is one of
-per row in float64, and the result is rounded once.
+It computes CPU arrays, and derivatives that have no kernel. Logits are processed in the arithmetic dtype (float32;
+float64 for float64 logits and NumPy arrays), quantities of a row in float64, and the result is rounded once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cupylosses.reference_math import detached
 def evaluate(
     loss: Any, static: Static, x: Any, index: Any, mask: Any, scalars: tuple[float, ...], promoted: str, readable: bool
 ) -> Any:
-    """The packed result of logits ``x``. Labels are checked where they are ``readable``."""
+    """Returns the packed result for logits ``x``. Labels are checked if they are ``readable``."""
     xp = interop.namespace(x)
     wide = xp.float32 if promoted != "float64" and interop.kind(x) != "numpy" else xp.float64
     classes = x.shape[-1]
@@ -33,7 +33,7 @@ def evaluate(
     bad = used & ~valid
     if static.check != "off" and readable:
         _check(xp, loss, index, bad if static.several else bad[..., 0], classes)
-    # Without labels all rows count that the mask leaves: for their entropies.
+    # If rows have no labels, every row that is not masked counts, for its entropy.
     counts = xp.any(used, axis=-1) if labels.shape[-1] else xp.ones(labels.shape[:-1], dtype=xp.bool, **_device(x))
     if mask is not None:
         counts = counts & mask
@@ -42,7 +42,7 @@ def evaluate(
     )
     zero = xp.zeros_like(log_p)
     log_p = xp.where(used & valid, log_p, zero)
-    # Added to the value alone: other labels of the row keep their gradients.
+    # NaN is added to the value outside the graph, so other labels of the row keep their gradients.
     log_p = log_p + xp.where(bad, xp.full_like(detached(zero), nan), detached(zero))
     found = log_p
     if static.entropy:
@@ -56,9 +56,9 @@ def evaluate(
 def _of_rows(
     xp: Any, static: Static, x: Any, labels: Any, counts: Any, scalars: tuple[float, ...], wide: Any
 ) -> tuple[Any, Any]:
-    """Log-probabilities of labels that are classes, whatever for others, and the entropy of each row."""
+    """Returns log-probabilities and the entropy of each row. Values of labels out of range are arbitrary."""
     x = xp.astype(x, wide, copy=False)
-    # Replaced before anything is computed, since afterwards their NaN would be in the gradient.
+    # Rows that do not count are zeroed before any computation; later, a NaN of theirs would be in the gradient.
     x = xp.where(counts[..., None], x, xp.zeros_like(x))
     scale, softcap = scalars
     z = x if scale == 1.0 else x * scale
@@ -69,20 +69,20 @@ def _of_rows(
     own = xp.take_along_axis(s, xp.where(is_class, labels, xp.zeros_like(labels)), axis=-1)
     log_p = xp.astype(own, xp.float64) - log_sum[..., None]
     log_p = xp.where(detached(log_p) > 0, xp.zeros_like(log_p), log_p)
-    # A row without a finite maximum is NaN, and so are its derivatives.
+    # A row without a finite maximum has NaN values and NaN derivatives.
     spoilt = ~xp.isfinite(detached(log_sum)) | ~xp.isfinite(xp.max(detached(z), axis=-1))
     squares = xp.sum(xp.where(spoilt[..., None], z, xp.zeros_like(z)) ** 2, axis=-1, dtype=xp.float64) * nan
     log_p = xp.where(spoilt[..., None], squares[..., None], log_p)
     if not static.entropy:
         return log_p, None
-    # H = log S + sum of p (m - z), of which all terms are positive.
+    # H = log S + sum of p (m - z); no term is negative.
     e = xp.exp(s)
     gap = -xp.sum(e * xp.where(e == 0, xp.zeros_like(s), s), axis=-1, dtype=xp.float64)
     return log_p, xp.where(spoilt, squares, log_sum + gap / total)
 
 
 def _of_nothing(xp: Any, x: Any, labels: Any) -> tuple[Any, Any]:
-    """Results of rows without classes: sums of nothing."""
+    """Returns the results of rows without classes, which are empty sums."""
     nothing = xp.sum(x, axis=-1, dtype=xp.float64)
     return nothing[..., None] + xp.zeros_like(xp.astype(labels, xp.float64)), nothing
 

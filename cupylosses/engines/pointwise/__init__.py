@@ -1,4 +1,4 @@
-"""The pointwise engine: losses of elements, their reductions and the gradients of broadcast operands."""
+"""The pointwise engine: element-wise losses, their reductions, and the gradients of broadcast operands."""
 
 from cupylosses.engines.pointwise.engine import POINTWISE
 

@@ -1,4 +1,4 @@
-"""Checks of element-wise losses: dtypes, broadcasting, dimensions, each with its message."""
+"""Checks of the arguments of element-wise losses: dtypes, broadcasting and dimensions, each with its message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cupylosses.engines.pointwise.definition import Loss
 
 
 def dimensions(loss: Loss, value: Any, reduction: str) -> tuple[int, ...]:
-    """The dimensions to reduce over, as they were given."""
+    """Checks the dimensions to reduce over, and returns them as a tuple, otherwise as they were passed."""
     dims = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not all(isinstance(d, numbers.Integral) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"{loss.name}: `dim` must be an integer or a tuple of integers, got {value!r}.")
@@ -25,7 +25,7 @@ def dimensions(loss: Loss, value: Any, reduction: str) -> tuple[int, ...]:
 
 
 def reduced_dimensions(loss: Loss, dims: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions counted from 0, each once, in order; no dimensions are all of them, as in torch."""
+    """Returns the dimensions counted from 0, each once, in order; an empty ``dims`` means all of them, as in torch."""
     rank = len(shape)
     for d in dims:
         if not -rank <= d < rank:
@@ -39,7 +39,7 @@ def reduced_dimensions(loss: Loss, dims: Sequence[int], shape: Sequence[int]) ->
 
 
 def dtypes(loss: Loss, names: Sequence[str]) -> None:
-    """Each operand's dtype must be one that it accepts, and one of them must be floating."""
+    """Checks that each operand has a dtype that it accepts, and that at least one is floating."""
     for operand, name in zip(loss.operands, names, strict=True):
         if operand is MASK and name != "bool":
             raise TypeError(
@@ -60,11 +60,11 @@ def dtypes(loss: Loss, names: Sequence[str]) -> None:
 
 
 def broadcast(loss: Loss, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The broadcast shape by NumPy's rules."""
+    """Returns the broadcast shape by NumPy's rules."""
     rank = max(len(s) for s in shapes)
     result = []
     for d in range(-rank, 0):
-        # Compared, not put into a set: where torch.compile traces, sizes may be symbols.
+        # Sizes are compared instead of collected in a set: while torch.compile traces, they may be symbols.
         sizes = [s[d] for s in shapes if -d <= len(s) and s[d] != 1]
         if any([n != sizes[0] for n in sizes]):
             raise ValueError(_broadcast_message(loss, shapes))
@@ -84,10 +84,10 @@ def _broadcast_message(loss: Loss, shapes: Sequence[Sequence[int]]) -> str:
 
 
 def broadcast_warning(loss: Loss, shapes: Sequence[Sequence[int]]) -> str | None:
-    """A warning about operands that broadcast, or None.
+    """Returns a warning about operands that broadcast, or None.
 
-    Every loss warns where no operand has the shape of the result, as of (N, 1) and (N,), which is mostly a mistake.
-    Losses whose twins in torch warn of any difference between two operands do so too.
+    Every loss warns if no operand has the shape of the result, as with (N, 1) and (N,), which is mostly a mistake.
+    Losses whose counterparts in torch warn of any difference between two operands do so, too.
     """
     own = [(x.name, tuple(s)) for x, s in zip(loss.operands, shapes, strict=True) if x is not WEIGHT and x is not MASK]
     if all([s == own[0][1] for _, s in own]):
@@ -110,9 +110,10 @@ def broadcast_warning(loss: Loss, shapes: Sequence[Sequence[int]]) -> str | None
 
 
 def per_row(loss: Loss, name: str, x: Any, shape: Sequence[int], common: Sequence[int]) -> Any:
-    """An operand that may have one value per row, viewed so that it broadcasts with the first, which has ``shape``.
+    """Returns an operand that may have one value per row, viewed so that it broadcasts with the first operand.
 
-    As torch documents its variance: the same shape, dimensions of size 1, or one dimension fewer, which is the last.
+    ``shape`` is that of the first operand. As torch documents for its variance, the operand has the same shape, or size
+    1 in some dimensions, or lacks the last dimension.
     """
     own, shape = tuple(x.shape), tuple(shape)
     if own in ((), shape):

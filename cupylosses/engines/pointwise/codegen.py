@@ -1,9 +1,9 @@
-"""From a definition to CUDA source.
+"""Generation of CUDA source from a definition.
 
-The kernels under ``kernels/`` are complete but for types and the loss itself. What is generated here is the glue: the
-loss as a functor on dual numbers, and ``extern "C"`` entry points that fill in types and call the skeleton. Everything
-that can be wrong in a loss's expression is reported by the compiler at ``<loss>.<name>``, in the skeleton at
-``kernels/<file>``, because every part of the source carries its own ``#line``.
+The kernels under ``kernels/`` are complete except for types and the loss itself. This module generates the glue: the
+loss as a functor on dual numbers, and ``extern "C"`` entry points that fill in types and call the skeleton. Every part
+of the source carries its own ``#line``, so the compiler reports an error in a loss's expression at ``<loss>.<name>``,
+and one in the skeleton at ``kernels/<file>``.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from cupylosses.jit.glue import (
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
-#: The files that the entry points of pointwise losses need.
+#: Kernel files of the entry points of pointwise losses: in general, with staged tiles, and for sums.
 POINTWISE = (*FUNCTOR, "pointwise/pointwise.cuh")
 STAGING = (*FUNCTOR, "pointwise/staged_tiles.cuh")
 SUMMING = (*FUNCTOR, "pointwise/sum_over.cuh")
 
-#: The entry points of every loss. The first three belong to a reduced loss, the next two to `reduction="none"`.
+#: Entry points of every loss. The first three belong to a reduced loss, the next two to `reduction="none"`.
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
@@ -60,13 +60,13 @@ KINDS = {
     "combine_sums": "the value summed over some dimensions from its slices",
 }
 COMBINED = "combine_gradients"
-#: The entry point of a derivative along tangents besides: its gradients for one grad_output, without the value.
+#: Additional entry point of a derivative along tangents: its gradients for one grad_output, without the value.
 PRODUCT = "product"
 REDUCED = frozenset({"value", "value_and_gradient"})
 SUMS_OF_VALUES = frozenset({"sum_over", "combine_sums"})
 SUMS = frozenset({"broadcast_gradient", "combine_slices"}) | SUMS_OF_VALUES
 
-#: Spelling of the accesses of a layout.
+#: CUDA spelling of the accesses of a layout (``Access``).
 ACCESS = {
     "stream": "kStream", "splat": "kSplat", "shifted": "kShifted", "singles": "kSingles", "scalars": "kScalars",
     "gather": "kGather",
@@ -76,29 +76,38 @@ ACCESS = {
     "periodic": "kPeriodic",
 }  # fmt: skip
 
-#: Spelling of the accesses of micro-tiles.
+#: CUDA spelling of the accesses of micro-tiles (``Along``).
 ALONG = {"along_a": "kA", "along_b": "kB", "packed": "kBoth", "elements": "kNeither"}
 
 
-#: Spelling of the direction of tiles that go through shared memory.
+#: CUDA spelling of the direction of staged tiles.
 STAGED_ALONG = dict(zip(STAGED, ("kA", "kB"), strict=True))
 
 
 @dataclass(frozen=True)
 class PointwiseKernel(Kernel):
-    """What distinguishes one compiled module from another; hashable, and complete: equal variants have equal source.
+    """Everything that distinguishes one compiled module from another.
 
-    ``kind`` names the entry point: one of :data:`KINDS`, or :data:`PRODUCT`.
-    ``access`` holds one entry per operand and a last one for a grad_output per element (``"none"`` without).
-    ``compute`` is the dtype of the arithmetic. ``counted`` says that the divisor lies on the device, ``outer`` for how
-    many dimensions that cannot be merged a sum has room, ``shared`` that arguments say how many lanes and warps share
-    an output: otherwise it has a lane (``columns``) or a warp of its own.
-    ``tile`` is the shape of tiles of micro-tiles, ``sinks`` are then the accesses of gradients and result, as they are
-    where some streams are gathered. ``strip`` has the vectors that a warp has in a row of strips, the steps along it,
-    and whether no vector divides the rows. ``sums`` has, for each wanted gradient that is summed beside the value, the
-    kind of its partial sums and the dimensions of their combination. ``unroll`` are the vectors of a lane in a batch,
-    if they are not those that the layout has otherwise; ``whole_batches`` says that batches fill the elements,
-    ``long_rows`` that rows beside which streams are gathered have a vector at least.
+    Hashable and complete: equal variants have equal source.
+
+    Attributes:
+        kind: Name of the entry point: one of :data:`KINDS`, or :data:`PRODUCT`.
+        access: One entry per operand, and a last one for a grad_output per element (``"none"`` without).
+        columns: True if the lanes of a sum run along its outputs.
+        compute: Dtype of the arithmetic.
+        counted: True if the divisor is in device memory.
+        outer: Number of reduced dimensions that the kernel of a sum has room for.
+        shared: True if arguments tell how many lanes and warps of a sum share an output. Otherwise an output has one
+            lane (``columns``) or one warp.
+        tile: Shape of tiles of micro-tiles.
+        sinks: Accesses of gradients and result, if there are micro-tiles or gathered streams; otherwise empty.
+        strip: Number of vectors of a row of strips that a warp processes in one step, number of steps along the row,
+            and True if no vector divides the rows.
+        sums: For each wanted gradient that is summed beside the value, the kind of its partial sums and the number of
+            dimensions of their combination.
+        unroll: Number of vectors per lane in a batch, if it is not the layout's default.
+        whole_batches: True if the elements fill whole batches.
+        long_rows: True if rows beside which streams are gathered have at least one vector.
     """
 
     loss: Loss
@@ -153,24 +162,25 @@ class PointwiseKernel(Kernel):
 
     @property
     def summed(self) -> list[tuple[int, str, int]]:
-        """Slot, kind of sum and dimensions of the combination of each gradient that is summed."""
+        """Slot, kind of sum and dimensions of the combination, for each gradient that is summed."""
         return [(i, *x) for i, x in enumerate(self.sums) if x]
 
     @property
     def stored(self) -> tuple[bool, ...]:
-        """The gradients that are stored element by element."""
+        """True for each gradient that is stored element by element."""
         summed = [i for i, _, _ in self.summed]
         return tuple([w and i not in summed for i, w in enumerate(self.gradients)])
 
     @property
     def _written(self) -> tuple[bool, ...]:
-        """True for each gradient, and last for values, if they are written."""
+        """True for each gradient that is written; the last entry stands for the values."""
         return (*self.stored, self.kind == "elements")
 
     @property
     def staged(self) -> dict[int, int]:
-        """The bytes of the tiles that a warp has in shared memory, by the streams that have one. A gradient that has
-        none shares that of its operand.
+        """Bytes of each tile that a warp has in shared memory, by stream.
+
+        A gradient without a tile of its own uses that of its operand.
         """
         if not self.tile:
             return {}
@@ -184,7 +194,7 @@ class PointwiseKernel(Kernel):
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel."""
         dtypes = "_".join(dict.fromkeys(STORAGE[x][1] for x in self.storage))
         return f"{self.loss.name}_{self.kind}_{dtypes}"
 
@@ -195,13 +205,13 @@ class PointwiseKernel(Kernel):
 
     @property
     def of_16_bits(self) -> bool:
-        """True if no operand and no result keeps more digits."""
+        """True if all floating operands and the result have 16 bits, and the arithmetic is float32."""
         floats = [x for x in (*self.storage, self.result) if x in FLOATING]
         return all(ITEMSIZE[x] == 2 for x in floats) and self.compute == "float32"
 
     @property
     def narrow(self) -> bool:
-        return self.of_16_bits and not isinstance(self.loss, TangentLoss)  # of which some is differentiated twice
+        return self.of_16_bits and not isinstance(self.loss, TangentLoss)  # parts of which are differentiated twice
 
     @property
     def arguments(self) -> list[str]:
@@ -212,11 +222,11 @@ class PointwiseKernel(Kernel):
 
 
 def title(loss: Loss) -> str:
-    """The name of a loss, and what distinguishes its form from others of it."""
+    """Returns the name of a loss, with a suffix that distinguishes a modified loss from others."""
     return f"{loss.name}_{loss.suffix}" if isinstance(loss, ModifiedLoss) else loss.name
 
 
-#: The arguments of each entry point that stand between the tensors and the parameters.
+#: Arguments of each entry point between the tensors and the parameters.
 OWN_ARGUMENTS = {
     "value": ["double* memory", "Result* value"],
     "value_and_gradient": [
@@ -238,9 +248,10 @@ OWN_ARGUMENTS = {
 
 
 def _varying_arguments(variant: PointwiseKernel) -> list[str]:
-    """The declarations of the arguments that differ from call to call. They stand first in every entry point; what a
-    plan fixes stands last, and is packed once. Names from a definition end in an underscore, as no other name does, or
-    in `_gradients`, as none of the kernels' names does.
+    """Returns the declarations of the arguments that differ from call to call.
+
+    They come first in every entry point. Arguments that a plan fixes come last, and are packed once. Names from a
+    definition end in an underscore, as no other name does, or in `_gradients`, as no name of the kernels does.
     """
     tensors = list(zip(variant.loss.operands, variant.storage, variant.gradients, strict=True))
     partials = ["double* partials"] if variant.kind in ("elements_gradient", COMBINED) and variant.summed else []
@@ -258,7 +269,7 @@ def _varying_arguments(variant: PointwiseKernel) -> list[str]:
 
 
 def generated(variant: PointwiseKernel) -> str:
-    """The part of the source that is written for this variant."""
+    """Returns the part of the source that is generated for this variant."""
     if variant.kind == COMBINED:
         body = _combine_entry(variant)
     else:
@@ -267,14 +278,14 @@ def generated(variant: PointwiseKernel) -> str:
 
 
 def functor(variant: PointwiseKernel) -> str:
-    """The loss as a functor on dual numbers.
+    """Returns the loss as a functor on dual numbers.
 
-    Names of the definition hide those of the kernels, which are therefore global here; what else there is has an
-    underscore where the definition's names have none.
+    Names of the definition hide those of the kernels, which are therefore qualified with ``::`` here. All other names
+    have an underscore where names of the definition have none.
     """
     loss, compute = variant.loss, STORAGE[variant.compute][0]
     if isinstance(loss, TangentLoss):
-        # On numbers of whatever kind: of the arithmetic type, or nested.
+        # Takes any type of number: the arithmetic type, or nested dual numbers.
         lines = ["struct Base {", f"  using Compute = {compute};"]
         base = loss.base or loss
         lines += [
@@ -291,7 +302,7 @@ def functor(variant: PointwiseKernel) -> str:
 
 
 def _operator(variant: PointwiseKernel, loss: Loss, number: str) -> list[str]:
-    """The parameters, and the value from operands that are dual numbers of type ``number``."""
+    """Returns the parameters of the functor, and its call operator on dual numbers over type ``number``."""
     operands = [x.name for x in loss.operands]
     lines = [f"  double {x.name}_;" for x in loss.parameters]
     lines += ["", *call_signature(operands)]
@@ -323,12 +334,15 @@ def _operator(variant: PointwiseKernel, loss: Loss, number: str) -> list[str]:
 
 
 def _tried_first(variant: PointwiseKernel, loss: Loss) -> bool:
-    """True if elements are evaluated tentatively first. A condition on operands that are arrays is unknown."""
+    """True if elements are evaluated tentatively first.
+
+    That takes a condition on numbers only: one on operands that are arrays is not known before the elements are read.
+    """
     return bool(loss.tentative) and variant.of_16_bits and names_in(loss.tentative) <= {x.name for x in loss.parameters}
 
 
 def _tentative(variant: PointwiseKernel, loss: Loss) -> list[str]:
-    """The condition under which elements are evaluated tentatively first."""
+    """Returns the condition under which elements are evaluated tentatively first."""
     tried = _tried_first(variant, loss)
     lines = [f"  static constexpr bool kTriedFirst = {str(tried).lower()};"]
     if tried:
@@ -338,7 +352,7 @@ def _tentative(variant: PointwiseKernel, loss: Loss) -> list[str]:
 
 
 def _direction(variant: PointwiseKernel, loss: TangentLoss) -> list[str]:
-    """The derivative of `Base` along the directions that are the last operands."""
+    """Returns the functor of the derivative of `Base` along tangents, which are the last operands."""
     operands = [x.name for x in loss.operands]
     tangents = sum(1 << i for i, moves in enumerate(loss.has_tangent) if moves)
     counts = ["mask != 0"] if loss.mask else []
@@ -365,7 +379,7 @@ def _source_type(variant: PointwiseKernel, dtype: str, access: str) -> str:
 
 
 def _sink_type(variant: PointwiseKernel, dtype: str, stream: int) -> str:
-    """The type of the sink of a gradient or, last, of the values."""
+    """Returns the type of the sink of a gradient or, for the last stream, of the values."""
     if variant.sinks and variant.sinks[stream] in STAGED:
         return f"StagedSink<{STORAGE[dtype][0]}>"
     if variant.tile:
@@ -381,7 +395,7 @@ def _tile_type(variant: PointwiseKernel, kind: str, dtype: str, access: str) -> 
 
 
 def _initializer(variant: PointwiseKernel, stream: int, access: str, dtype: str, pointer: str) -> str:
-    """The fields of a source or sink: of a staged one, its tile too."""
+    """Returns the initializer of a source or sink, including its tile if it is staged."""
     if access not in STAGED:
         return f"{{{pointer}}}"
     bytes_of, place = variant.staged, 0
@@ -398,7 +412,7 @@ def _source_types(variant: PointwiseKernel) -> list[str]:
 
 
 def _sinks(variant: PointwiseKernel) -> tuple[list[str], list[str]]:
-    """The types of the sinks of gradients, and their initializers."""
+    """Returns the types of the sinks of gradients, and their initializers."""
     names = [x.name for x in variant.loss.operands]
     types, fields = ["Absent"] * len(names), ["{}"] * len(names)
     for i, (name, dtype) in enumerate(zip(names, variant.storage, strict=True)):
@@ -428,7 +442,7 @@ def _types(variant: PointwiseKernel) -> list[str]:
 
 
 def loss_argument(variant: PointwiseKernel) -> str:
-    """The functor, constructed from the parameters of an entry point."""
+    """Returns the functor, constructed from the parameters of an entry point."""
     parameters = f"{{{', '.join(f'{x.name}_' for x in variant.loss.parameters)}}}"
     return f"Loss{{Base{parameters}}}" if isinstance(variant.loss, TangentLoss) else f"Loss{parameters}"
 
@@ -442,18 +456,30 @@ def _sources_argument(variant: PointwiseKernel) -> str:
 
 
 def _blocks_per_sm(variant: PointwiseKernel) -> int:
-    """How many blocks of an SM a kernel is compiled for: as many as grids are cut for, where no register is spilled
-    then (`scripts/compile_kernels.py` looks): forward kernels of a reduced loss whose operands have one width, with at
-    most 8 gradients at a time, and at most 8 elements where operands have offsets of their own; of heavy losses
-    only those in float whose elements lie one behind the other, and of the heaviest only if no operand is one number:
-    what depends on that alone is kept in registers. The heaviest with more gradients than that and offsets of their own
-    have an SM to themselves, and so have tiles of the heaviest, or of heavy ones in double, with the gradients of two
-    operands, and tiles and sums along columns beside another gradient of what is heavier than these. Two operands that
-    are shifted, with offsets of their own, take more registers, too, and so do other tiles and sums of gradients, but
-    for two dense operands of 16 bits, whose second gradient or sum fits in beside the first. Rows with two outer
-    dimensions fit with one gradient, light ones in float with two; in double a few losses spill up to 200 bytes so,
-    which costs less than a block. What is differentiated twice takes more than any of these: in double tiles of the
-    heaviest of it, or many gradients, have an SM to themselves.
+    """Returns the number of blocks per SM that a kernel is compiled for (``__launch_bounds__``).
+
+    BLOCKS_PER_SM, the number that grids are sized for, if no register is spilled then (`scripts/compile_kernels.py`
+    checks):
+
+    - Forward kernels of a reduced loss whose operands have one width, with at most 8 elements of gradients at a time.
+      In layouts that are not flat, where streams have offsets of their own, there are also at most 8 elements of
+      operands at a time, and at most one operand is shifted. Heavy losses qualify only in float32 with a flat layout;
+      the heaviest only if, in addition, no operand is one number for the whole vector: what depends on such an operand
+      alone is kept in registers.
+    - Two dense operands of 16 bits: the second gradient or a sum fits beside the first gradient.
+    - Rows with two outer dimensions and one gradient; in float32, light losses with two. In double, a few losses spill
+      up to 200 bytes this way, which costs less than giving up a block.
+    - Gathered streams in float32, unless many elements are gathered.
+
+    One block, for the kernels that take the most registers:
+
+    - The heaviest losses in layouts that are not flat, with more than 8 elements of gradients at a time.
+    - Tiles of the heaviest losses, or of heavy ones in double, with the gradients of two operands.
+    - Still heavier losses in tiles, or with sums along columns beside another gradient.
+    - Second derivatives of the heaviest losses in double, in tiles or with many gradients.
+
+    BLOCKS_PER_SM_OTHERS for all other kernels, such as other tiles, other sums of gradients and other second
+    derivatives.
     """
     if isinstance(variant.loss, TangentLoss):
         heaviest = variant.loss.heavy > 2 and variant.compute == "float64"
@@ -488,7 +514,7 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
         return BLOCKS_PER_SM_OTHERS
     if variant.layout in GATHERED:
         places = (*variant.access, *variant.sinks).count("gather") * variant.vec_size
-        # Three heavy operands over four dimensions spill 20 to 40 bytes with 80 registers.
+        # Three operands of a heavy loss, over four dimensions, spill 20 to 40 bytes with 80 registers.
         most = 5 if variant.layout == GATHERED[-1] and variant.kind == "value_and_gradient" else 7
         few = places <= (most if variant.loss.heavy else 8)
         return BLOCKS_PER_SM if few and variant.compute == "float32" else BLOCKS_PER_SM_OTHERS
@@ -506,7 +532,7 @@ def _blocks_per_sm(variant: PointwiseKernel) -> int:
 
 
 def _rank(variant: PointwiseKernel) -> int:
-    """The outer dimensions that a kernel has room for."""
+    """Returns the number of outer dimensions that a kernel has room for."""
     return outer_rank(variant.layout, len(variant.loss.operands))
 
 
@@ -515,8 +541,10 @@ def _tile_shape(tile: Tile | None) -> str:
 
 
 def skeleton_call(kind: str, unroll: int, checks_apart: bool = False) -> tuple[str, str]:
-    """The initializer of a program's ``element``, and the call of the skeleton, of a launch over all elements; a lane's
-    batch has ``unroll`` vectors. Where backward ``checks_apart``, forward has no ``grad_output``.
+    """Returns the initializer of a program's ``element``, and the call of the skeleton for a launch over all elements.
+
+    A batch has ``unroll`` vectors per lane. If backward ``checks_apart``, in a kernel of its own, forward has no
+    ``grad_output``.
     """
     given = "static_cast<const Result*>(nullptr)" if checks_apart else "grad_output"
     element = {"elements": "Element{values}", "elements_gradient": "Element{grad_output}"}.get(kind, "Absent{}")
@@ -590,7 +618,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
 
 
 def _combinations(variant: PointwiseKernel, partials: str, factor: str) -> tuple[list[str], list[str]]:
-    """The fixed parameters, and the statements, that combine the partial sums of gradients."""
+    """Returns the fixed parameters and the statements that combine the partial sums of gradients."""
     parameters, statements = [], []
     for i, _, dimensions in variant.summed:
         name = variant.loss.operands[i].name
@@ -641,7 +669,8 @@ def _sum_entry(variant: PointwiseKernel) -> str:
     term = "kValue" if slot is None else str(slot)
     factors = "divisor, 1.0" if of_values else "1.0, scale"
     types = f"Loss, Sources, Element, {term}, {rank}, {reduced_rank}, {variant.vec_size}{', true' * ragged}"
-    # More warps hide more of what vectors wait for. Columns, a grad_output or second derivatives would spill registers.
+    # More warps hide more of the latency of vector loads. Columns, a grad_output or second derivatives would spill
+    # registers.
     few_registers = ragged and not (variant.columns or per_element or isinstance(variant.loss, TangentLoss))
     blocks = BLOCKS_PER_SM if few_registers else BLOCKS_PER_SM_OTHERS
     rows = "rows" if ragged else f"Rows<{streams}, false>{{}}"

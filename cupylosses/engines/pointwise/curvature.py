@@ -1,4 +1,4 @@
-"""The second derivatives of an element-wise loss that are zero wherever they exist."""
+"""Second derivatives of an element-wise loss that are zero wherever they exist."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
 
 @cache
 def curved_pairs(loss: Loss, flags: tuple[int, ...]) -> Pairs:
-    """The pairs of operands, in both orders, by which the second derivative of a loss may be other than 0."""
+    """Returns the pairs of operands, in both orders, by which the second derivative of a loss may differ from 0."""
     known = of_names([x.name for x in loss.operands]) | of_flags(loss.flags, flags)
     for name, expression in loss.let.items():
         known[name] = evaluate(expression, known)
     found = evaluate(loss.value, known)
     if loss.derivatives:
-        # Given by hand: nothing is known of their derivatives.
+        # Hand-written: nothing is known about their derivatives.
         found = joined([Dependence(frozenset([x.name for x in loss.operands]))], [(0, 0)])
     if isinstance(loss, ModifiedLoss) and loss.weight == "array":
         found = joined([known["weight"], found], [(0, 1)])

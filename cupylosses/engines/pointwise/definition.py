@@ -1,9 +1,8 @@
-"""Definition of an element-wise loss, the registry, and modified losses.
+"""Definitions of element-wise losses, and losses modified by numbers, weights and masks.
 
-A call may add a weight and a mask to a loss, and pass numbers in place of operands. The result is a loss of its own
-(:class:`ModifiedLoss`), so the engine knows neither weights nor masks: they are operands like the others, broadcast
-like them,
-and read in the same pass.
+A call may add a weight and a mask to a loss, and pass numbers instead of operands. The result is a loss of its own
+(:class:`ModifiedLoss`), so the engine has no special case for weights and masks: they are operands like the others,
+broadcast like them, and read in the same pass.
 """
 
 from __future__ import annotations
@@ -36,7 +35,22 @@ def _no_kinks(**_: Any) -> Sequence[Kink]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Loss(Definition):
-    """An element-wise loss."""
+    """An element-wise loss.
+
+    Attributes:
+        value: CUDA expression of an element.
+        reference: Formula of an element through the array API.
+        let: Named parts of the expression, in order.
+        derivatives: Hand-written derivatives of the value by name of the operand, where those of the dual numbers
+            cancel.
+        mean_of_rows: True if an element of the result is the mean over the last dimension.
+        warn_broadcast: True if operands of different shapes warn, as in torch's function.
+        heavy: Cost of an element: 1 if four vectors in flight would spill registers, 2 if two vectors of 16-bit numbers
+            would, too, 3 if one would in tiles, or beside sums of gradients along columns.
+        tentative: Condition on the parameters under which 16-bit elements are evaluated tentatively first, without what
+            only the edges of the domain need.
+        kinks: Function of parameters and flags that returns the points where the derivative is a convention.
+    """
 
     value: str
     reference: Callable[..., Any] | None = None
@@ -75,7 +89,7 @@ class Loss(Definition):
 
     @cached_property
     def modifications(self) -> Mapping[Any, Loss]:
-        """Every modified loss that a call can make of it (:func:`all_forms`)."""
+        """Every modified loss that a call can make of this one (:func:`all_modified`)."""
         return all_modified(self)
 
     def resolve(self) -> None:
@@ -138,7 +152,7 @@ class Loss(Definition):
         return errors
 
 
-#: Texts on the arguments that all element-wise losses have in common.
+#: Descriptions of the arguments that all element-wise losses share.
 _COMMON_TEXTS = COMMON_TEXTS | {
     "weight": "Factor of each element: a number, or an array that broadcasts with the operands; differentiable. An "
     "element of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN. "
@@ -161,11 +175,11 @@ def define(**fields: Any) -> Loss:
 
 @dataclass(frozen=True, eq=False)
 class ModifiedLoss(Loss):
-    """A loss with ``numbers`` in place of some operands, an optional weight (array or number) and an optional mask.
+    """A loss with ``numbers`` instead of some operands, an optional weight (array or number) and an optional mask.
 
-    An element of weight 0 or masked out is 0 whatever it holds, and so are its gradients: it is replaced, not
-    multiplied. The derivative with respect to a weight of 0 is still the element, where that is finite, and depends on
-    the operands as the element does, where the element's derivatives are finite.
+    An element that is masked out or has weight 0 is 0 whatever its operands hold, and so are its gradients: the element
+    is replaced, not multiplied. The derivative with respect to a weight of 0 is still the element, where that is
+    finite. It depends on the operands as the element does, where the element's derivatives are finite.
     """
 
     base: Loss | None = None
@@ -174,25 +188,25 @@ class ModifiedLoss(Loss):
     mask: bool = False
 
     def __post_init__(self) -> None:
-        """Skips the validation: the loss and what is added to it were validated before."""
+        """Skips the validation: the loss and its modifications were validated before."""
 
     @cached_property
     def key(self) -> str:
-        """The key of the loss, and what is modified."""
+        """Key of the base loss, followed by its modifications."""
         base = self.base or self
         numbers = ",".join(sorted(self.numbers))
         return f"{base.key}~{numbers}~{self.weight or ''}~{'mask' * self.mask}~"
 
     @property
     def suffix(self) -> str:
-        """Suffix of kernel names that tells the form from others of its loss."""
+        """Suffix of kernel names that distinguishes this loss from other modifications of its base."""
         parts = [f"{x.name}-number" for x in (self.base or self).operands if x.name in self.numbers]
         return "_".join([*parts, *([f"weight-{self.weight}"] if self.weight else []), *(["mask"] if self.mask else [])])
 
 
 @cache
 def modified(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | None = None, mask: bool = False) -> Loss:
-    """The form of a loss with these additions, cached; the loss itself if there are none.
+    """Returns a loss with these modifications, cached; the loss itself if there are none.
 
     ``weight`` is ``"array"``, ``"number"`` or None. Numbers become parameters after those of the loss, in the order of
     the operands, the weight last. A weight array and a mask become the last operands.
@@ -210,7 +224,7 @@ def modified(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | No
 
 
 def all_modified(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], Loss]:
-    """Every form of a loss by its additions: names of numbers in the order of the operands, weight, mask.
+    """Returns every modified loss, by names of numbers in the order of the operands, weight, and mask.
 
     All are made in advance, because torch.compile can trace a lookup in a constant dictionary but no construction.
     """
@@ -223,21 +237,22 @@ def all_modified(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], L
 
 
 def _typical(operand: Operand, values: Mapping[str, Any]) -> float:
-    """A number at which every loss is smooth in this operand, under these flags."""
+    """Returns a number at which every loss is smooth in this operand, under these flags."""
     if operand.default is not None:
         return operand.default
-    # A half is a probability, a real and a positive number, but no label and no logarithm.
+    # One half is a probability, a real and a positive number, but neither a sign nor a logarithm of a probability.
     return {"log_probability": -0.75, "sign": 1.0}.get(operand.domain_for(values), 0.5)
 
 
 def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool) -> Callable[..., Any]:
-    """Reference formula of a form, from that of its loss."""
+    """Returns the reference formula of a modified loss, from that of its base."""
     formula = loss.reference
     assert formula is not None
 
     def reference(xp: Any, /, *arrays: Any, **values: Any) -> Any:
         given = dict(zip(names, arrays, strict=True))
-        # Zeros of the full shape, outside of the graph: the infinite derivative of a number would reach every operand.
+        # Zeros of the full shape, outside of the autograd graph: in it, the infinite derivative of a number would reach
+        # every operand.
         zero = sum(xp.zeros_like(x) for x in given.values())
         for constant in [x.name for x in loss.operands if x.name not in given] + ["weight"] * (weighted == "number"):
             given[constant] = zero + values.pop(constant)
@@ -248,7 +263,7 @@ def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool)
             unused = unused | (given["weight"] == 0)
         if masked:
             unused = unused | (given["mask"] == 0)
-        # Replaced before the formula reads them: later, their NaN would already be in the gradient.
+        # Operands are replaced before the formula reads them: later, their NaN would already be in the gradient.
         safe = [xp.where(unused, zero + _typical(x, values), own[x.name]) for x in loss.operands]
         elements = formula(xp, *safe, **values)
         if weighted:
@@ -282,5 +297,8 @@ _COUNTING = {(w, m): _counting(w, m) for w, m in ((True, False), (False, True), 
 
 
 def counting(weighted: bool, masked: bool) -> Loss:
-    """The loss whose sum is the divisor of a mean: the weights, or ones, of the elements that the mask keeps."""
+    """Returns the loss whose sum is the divisor of a mean.
+
+    An element is its weight, or 1 without weights, if the mask keeps it.
+    """
     return _COUNTING[weighted, masked]

@@ -104,10 +104,13 @@ class PointwiseEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Broadcast operands that keep the others from being read in vectors, and are small beside these. Arrays that
-        are read twice, by a value with dimensions and by its gradients, from sectors that hold little of them: short
-        rows with long gaps. And arrays in other orders of their dimensions than the first, if they are read twice, or
-        no fast layout takes them.
+        """Returns the operands that kernels read from copies, with the strides of the copies.
+
+        - Broadcast operands that keep the others from being read in vectors, and are small beside these.
+        - Arrays that are read twice, by a value with dimensions and by its gradients, from sectors that hold little of
+          them: short rows with long gaps.
+        - Arrays whose dimensions are in an order other than the first one's, if they are read twice, or if no fast
+          layout can read them.
         """
         if isinstance(call.loss, TangentLoss):
             return {}
@@ -152,9 +155,11 @@ class PointwiseEngine(Engine):
         return [TensorSpec(dtype, resolved.shape, dense_strides(resolved.shape, (0,) * len(resolved.shape)))]
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
-        """A mean whose divisor is an array, or has a gradient, as two float64 sums: of the losses, and of what they are
-        divided by. The divisor has the dimensions of the result, of size 1 where neither weight nor mask has more:
-        what is broadcast is read once, and counted as often as it is used.
+        """Splits a mean whose divisor is an array, or has a gradient, into two float64 sums.
+
+        One is the sum of the losses, the other one the divisor, unless a normalizer replaces it. The divisor has the
+        dimensions of the result, of size 1 where neither weight nor mask has more: a broadcast weight or mask is read
+        once, and its elements count as often as they are used.
         """
         loss: Any = call.loss
         shape, resolved = _resolved(call)
@@ -188,7 +193,7 @@ class PointwiseEngine(Engine):
         return Apart(tuple(calls), finish, below, factor)
 
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
-        """The sum that the value is a multiple of, divided by ``divisor``; ``grad_output`` stays as it is."""
+        """Returns the call as a sum that is divided by ``divisor``, and ``grad_output`` as it is."""
         shape, resolved = _resolved(call)
         if resolved.dims == ():
             return call._replace(static=_elementwise(call.static)), grad_output
@@ -202,7 +207,7 @@ class PointwiseEngine(Engine):
             call = call._replace(static=_elementwise(call.static))
         else:
             divisor = _total_divisor(call, resolved)
-            # The derivative of a mean of nothing is 0, as in torch: a sum of nothing, which 0 / 0 must not replace.
+            # The derivative of an empty mean is 0, as in torch: it is an empty sum, which 0 / 0 must not replace.
             call = _explicit(call, 1.0 if resolved.divisor == 0 else divisor, shape, resolved)
         return call._replace(loss=moved, arrays=(*call.arrays, *tangents))
 
@@ -213,7 +218,7 @@ class PointwiseEngine(Engine):
         rest = iter(tangents)
         for i, moves in enumerate(loss.has_tangent):
             if moves and (tangent := next(rest)).ndim > arrays[i].ndim:
-                # A batch of tangents has come to one array.
+                # The tangent of this array is batched, and the array itself is not.
                 arrays[i] = arrays[i].expand(tangent.shape)
         return call._replace(loss=loss.base, arrays=tuple(arrays)), loss.has_tangent, tangents
 
@@ -226,7 +231,7 @@ class PointwiseEngine(Engine):
         if reduced is None:
             reduced = tuple(range(rank))
         if rank == 0 and resolved.dims is None:
-            # So that there is a dimension to sum over.
+            # Adds a dimension, so that there is one to sum over.
             arrays = [x[..., None] for x in arrays]
             rank, reduced = 1, (0,)
             dims = [d if d is None else d % (x.ndim - 1) for x, d in zip(arrays, dims, strict=True)]
@@ -255,7 +260,7 @@ class PointwiseEngine(Engine):
         return found | {n: (x, tuple(s)) for n, x, s in zip(needed, names, sizes, strict=True)}
 
     def trained(self, call: Call) -> Wanted:
-        """The operands but the target; neither weight nor mask."""
+        """True for floating operands other than the target, the weight and the mask."""
         loss: Any = call.loss
         own = [x.name for x in (getattr(loss, "base", None) or loss).operands if x.name != "target"]
         return tuple([x.name in own and f for x, f in zip(loss.operands, self.floating(call), strict=True)])
@@ -279,7 +284,7 @@ class PointwiseEngine(Engine):
             own = tuple(x.shape)
             if own == shape:
                 continue
-            # Of another shape only what does not enlarge the result means the same in torch.
+            # Operands of another shape mean the same in torch only if they do not enlarge the result.
             weights = operand is WEIGHT and takes(_narrow_weights(needed)) is not None
             optional = operand is not WEIGHT and operand.default is not None
             pairs = zip(reversed(own), reversed(shape), strict=False)
@@ -303,12 +308,15 @@ class PointwiseEngine(Engine):
 
 
 def _narrow_weights(names: Sequence[str]) -> Question:
-    """Whether weights may be of another shape than the input."""
+    """Returns the :class:`Question` that asks if weights may have a shape other than the input's."""
     return Question((*[(x, (2, 2), "float32") for x in names], ("weight", (1, 2), "float32")))
 
 
 def _compacted(shape: tuple[int, ...], tensors: Sequence[TensorSpec], writes: int) -> dict[int, tuple[int, ...]]:
-    """The small operands that are copied without gaps, in the order of the first of the full shape."""
+    """Returns the small operands that are copied without gaps, with the strides of the copies.
+
+    Copies have the dimension order of the first operand of the full shape.
+    """
     full = [Stream(x.strides, interop.ITEMSIZE[x.dtype], read=True) for x in tensors if x.shape == shape]
     found: dict[int, tuple[int, ...]] = {}
     part = COMPACTED_PART_WRITTEN if writes else COMPACTED_PART
@@ -326,26 +334,29 @@ def _compacted(shape: tuple[int, ...], tensors: Sequence[TensorSpec], writes: in
 
 
 def _resolved(call: Call) -> tuple[tuple[int, ...], Resolved]:
-    """The broadcast shape of a call's operands, and its reduction."""
+    """Returns the broadcast shape of a call's operands, and its reduction."""
     loss: Any = call.loss
     shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in call.arrays])
     return shape, resolve(loss, call.static, shape)
 
 
 def _elementwise(static: Static) -> Static:
-    """No reduction. A loss that is a mean over rows has one in "none", but not over the dimensions ()."""
+    """Returns the settings of a call without any reduction.
+
+    A loss that is a mean over rows reduces them with "none", too, but not over the dimensions ().
+    """
     return Static("none", (), static.out_dtype, flags=static.flags)
 
 
 def _explicit(call: Call, divisor: Any, shape: tuple[int, ...], resolved: Resolved) -> Call:
-    """A call as a sum over named dimensions, divided by a number or an array."""
+    """Returns a call as a sum over explicit dimensions, divided by a number or an array."""
     dims = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
     static = Static("sum", dims or None, call.static.out_dtype, True, call.static.flags)
     return call._replace(static=static, normalizer=divisor)
 
 
 def _total_divisor(call: Call, resolved: Resolved) -> Any:
-    """The divisor of a call whose divisor no kernel has to find: a number, or an array."""
+    """Returns the divisor of a call, a number or an array, if no kernel has to find it."""
     assert not resolved.counted, "taken apart before"
     divisor = resolved.divisor * (1.0 if call.normalizer is None else call.normalizer)
     divisor = divisor * call.scalars[-1] if resolved.weighted else divisor
@@ -355,7 +366,10 @@ def _total_divisor(call: Call, resolved: Resolved) -> Any:
 def _modified(
     loss: Loss, operands: Sequence[Any], scalars: tuple[float, ...], weight: Any, mask: Any
 ) -> tuple[Loss, tuple[Any, ...], tuple[float, ...]]:
-    """The loss for these arguments: numbers become scalars, weight and mask the last operands."""
+    """Returns the loss, arrays and scalars for these arguments.
+
+    Numbers become scalars; weight and mask become the last operands.
+    """
     arrays, numbers = [], {}
     for i, (operand, x) in enumerate(zip(loss.operands, operands, strict=True)):
         if x is None and operand.default is not None:
@@ -378,10 +392,10 @@ def _modified(
 
 
 def _per_row(loss: Loss, name: str, x: Any, before: Sequence[Any]) -> Any:
-    """An operand that may have one value per row of those ``before`` it, viewed so that it broadcasts with them."""
+    """Returns an operand that may have one value per row, viewed so that it broadcasts with those ``before`` it."""
     arrays: Sequence[Any] = (x, *before)
     if "unknown" in [interop.kind(y) for y in arrays]:
-        return x  # refused where all operands are
+        return x  # rejected where all operands are checked
     arrays = adopted(loss, [name, *[y.name for y in loss.operands[: len(before)]]], arrays)[1]
     shapes = [tuple(y.shape) for y in arrays[1:]]
     common = pointwise_checks.broadcast(loss, [*shapes, *[()] * (len(loss.operands) - len(shapes))])

@@ -1,8 +1,8 @@
-"""The derivative of a loss along a direction: a loss of its own, from which second derivatives come.
+"""Derivative of a loss along tangents: a loss of its own, from which second derivatives follow.
 
-For a loss L of operands x_i and a direction v_i for some of them it is, per element, the sum over i of v_i dL/dx_i. Its
-reduced value is what forward mode asks for, and its gradients are what backward through a gradient asks for. The engine
-takes it as it takes any loss: it knows nothing of second derivatives.
+For a loss L of operands x_i, some of which have a tangent v_i, it is the sum over i of v_i dL/dx_i, per element. Its
+reduced value is what forward mode needs, and its gradients are what backward through a gradient needs. The engine
+handles it like any other loss and has no special case for second derivatives.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from cupylosses.engines.pointwise.reference import elements as formula_elements
 
 @dataclass(frozen=True, eq=False)
 class TangentLoss(ModifiedLoss):
-    """``base``, a loss or a form of one, differentiated along a tangent of each operand that has one (``has_tangent``).
+    """Derivative of ``base``, a loss or a modified one, along a tangent of each operand with ``has_tangent``.
 
-    The directions are operands behind those of ``base``, in their order. An element that a mask or a weight of 0 leaves
-    out is 0 whatever its directions hold, but for the derivative with respect to the weight.
+    The tangents are operands after those of ``base``, in their order. An element that a mask or a weight of 0 leaves
+    out is 0 whatever its tangents hold, except for the derivative with respect to the weight.
     """
 
     has_tangent: tuple[bool, ...] = ()
 
     @cached_property
     def key(self) -> str:
-        """The key of the loss, and what is modified."""
+        """Key of the base loss, followed by its modifications and tangents."""
         base = self.base or self
         modified = base.key if "~" in base.key else f"{base.key}~~~~"
         return modified + "".join([str(int(x)) for x in self.has_tangent])
 
     @property
     def suffix(self) -> str:
-        """What distinguishes it from other forms of its loss, for the names of kernels."""
+        """Suffix of kernel names that distinguishes this loss from other modifications of its base."""
         form = [self.base.suffix] if isinstance(self.base, ModifiedLoss) else []
         return "_".join([*form, f"tangent{''.join(str(int(x)) for x in self.has_tangent)}"])
 
 
 def tangent_name(operand: Operand) -> str:
-    """The name of an operand's direction: no operand of a user can have two underscores in a row."""
+    """Returns the name of an operand's tangent: operands of users cannot have two underscores in a row."""
     return f"{operand.name}__direction"
 
 
 @cache
 def along_tangents(loss: Loss, has_tangent: tuple[bool, ...]) -> TangentLoss:
-    """The derivative of a loss, or of a form of it, along directions; the same object for the same arguments.
+    """Returns the derivative of a loss, or of a modified one, along tangents; the same object for the same arguments.
 
-    ``has_tangent`` has an entry per operand. The caller makes sure that operands with a tangent are floating.
+    ``has_tangent`` has one entry per operand. Precondition: operands with a tangent are floating.
 
     Raises:
-        TypeError: ``loss`` is directional itself. Third derivatives are those of the reference formula.
-        ValueError: ``has_tangent`` has not one entry per operand, or none that is true.
+        TypeError: ``loss`` is such a derivative itself. Third derivatives are those of the reference formula.
+        ValueError: ``has_tangent`` has a wrong number of entries, or none that is True.
     """
     if isinstance(loss, TangentLoss):
         raise TypeError(
@@ -69,7 +69,7 @@ def along_tangents(loss: Loss, has_tangent: tuple[bool, ...]) -> TangentLoss:
     directions = tuple(Operand(tangent_name(x), f"The direction of `{x.name}`.") for x in moving)
     own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
     own |= {"operands": (*loss.operands, *directions), "kinks": Loss.kinks, "cases": ({},), "warn_broadcast": False}
-    # What a vector takes in registers is twice that of the loss, and more.
+    # A vector takes at least twice the registers that it takes in the loss.
     own |= {"heavy": loss.heavy + 1, "reference": loss.reference and _reference(loss, has_tangent)}
     form = (
         loss
@@ -82,7 +82,7 @@ def along_tangents(loss: Loss, has_tangent: tuple[bool, ...]) -> TangentLoss:
 
 
 def _reference(loss: Loss, has_tangent: tuple[bool, ...]) -> Callable[..., Any]:
-    """The formula of the derivative from that of the loss, by torch: NumPy has no derivatives."""
+    """Returns the formula of the derivative from that of the loss, by torch: NumPy has no derivatives."""
     count = len(loss.operands)
 
     def reference(xp: Any, /, *arrays: Any, **values: Any) -> Any:
@@ -92,7 +92,8 @@ def _reference(loss: Loss, has_tangent: tuple[bool, ...]) -> Callable[..., Any]:
 
         followed = torch.is_grad_enabled() and any(x.requires_grad for x in arrays)
         with torch.enable_grad():
-            # Of the full shape: the derivative with respect to a broadcast operand would be the sum of those here.
+            # Operands have the full shape: the derivative with respect to a broadcast one would be a sum over elements
+            # here.
             full = torch.broadcast_tensors(*arrays)
             given = [x if x.requires_grad else x.detach().requires_grad_(x.is_floating_point()) for x in full]
             elements = formula_elements(loss, given[:count], values)

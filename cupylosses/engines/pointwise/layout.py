@@ -1,13 +1,14 @@
-"""Launch geometry: how a loss's index space is laid out, cut and spread over a GPU. Pure functions of integers.
+"""Launch geometry: how the index space of a loss is laid out, cut into chunks and distributed over a GPU.
 
-Nothing here knows a device, an array library or a loss; all of it is tested without a GPU. Three decisions are made:
+Pure functions of integers that depend on no device, array library or loss. All of them are tested without a GPU. They
+make three decisions:
 
-``layout``
-    which dimensions can be merged, which one is innermost, and how many neighbouring elements a lane takes at once;
-``chunks`` and ``threads``
-    how the elements are cut, which fixes the order of additions (never from the device);
-``grid``
-    how many blocks run (the only thing that looks at the device).
+    ``layout``
+        which dimensions are merged, which one is innermost, and how many neighbours a lane processes at once;
+    ``chunks`` and ``threads``
+        how the elements are cut, which fixes the order of additions and never depends on the device;
+    ``grid``
+        how many blocks run, the only decision that depends on the device.
 """
 
 from __future__ import annotations
@@ -22,183 +23,202 @@ from cupylosses.definition.base import MAX_OPERANDS
 from cupylosses.engines.strides import MAX_RANK, dimension_words, in_order, merge, multiplier, row_major
 from cupylosses.jit.gpu import SECTOR_BYTES, WARP
 
-#: The same of a derivative along directions, which has more operands than other losses: the parameters of a kernel,
-#: and with them the strides of all tensors, have 4 KiB before CUDA 12.1.
+#: Maximum number of outer dimensions of kernels with more than MAX_OPERANDS operands, which are derivatives along
+#: tangents; other kernels have MAX_RANK. Kernel parameters, which include the strides of all tensors, are limited to 4
+#: KiB before CUDA 12.1.
 MAX_RANK_OF_MANY = 15
 
-#: Threads of a block; blocks of an SM that a grid is cut for, and that kernels are compiled for which fit into the 80
-#: registers a thread that this leaves (``codegen.py`` says which). The others would spill, and get 128.
+#: MAX_THREADS: maximum number of threads per block. BLOCKS_PER_SM: blocks per SM that grids are sized for. Kernels that
+#: fit into the 80 registers per thread that this leaves are compiled for it, too (``_blocks_per_sm`` in
+#: ``codegen.py``). The others would spill; they are compiled for BLOCKS_PER_SM_OTHERS, with 128 registers.
 MAX_THREADS = 256
 BLOCKS_PER_SM = 3
 BLOCKS_PER_SM_OTHERS = 2
 
-#: Vectors a lane has in flight, by elements of a vector.
+#: Number of vectors per lane in a batch, by elements per vector.
 UNROLL = {1: 8, 2: 4, 4: 4, 6: 4, 8: 4, 10: 4, 12: 4, 14: 4, 16: 4, 20: 2, 24: 2, 28: 2, 32: 2}
 
-#: Partial sums of a reduced loss: a warp each on the largest GPUs (3 blocks of 8 warps on 128 SMs), and few enough for
-#: the last block to add at once.
+#: Maximum number of chunks, and thus of partial sums of a reduced loss: one per warp of the largest GPUs (3 blocks of 8
+#: warps on 128 SMs), and few enough for the last block to add at once.
 MAX_CHUNKS = 3 << 10
-#: The most chunks in which a lane has a single shifted vector in flight. Such a vector waits for two words, and more
-#: warps hide that better than more vectors of a lane.
+#: Maximum number of chunks for which a lane has only one shifted vector in flight. Such a vector waits for two words,
+#: and more warps hide that latency better than more vectors per lane.
 SHIFTED_CHUNKS = 1 << 14
 
-#: Blocks that a small loss is spread over: more SMs load faster, but every block arrives at the ticket.
+#: Number of blocks that a small loss is spread over: more SMs load faster, but every block has to take a ticket.
 MIN_BLOCKS = 64
 
-#: Chunks below which a launch that adds up nothing is spread over more lanes, one vector of so many elements for each:
-#: a heavy loss takes longer to compute there than to load.
+#: A launch without a reduction that has fewer chunks than FEW_CHUNKS is spread over more lanes: each lane processes one
+#: vector of up to SPREAD_VECTOR elements, in blocks of SPREAD_THREADS threads. At that size a heavy loss takes longer
+#: to compute than to load.
 FEW_CHUNKS = 1 << 10
 SPREAD_VECTOR = 4
 SPREAD_THREADS = 64
-#: Threads of a block whose warps take a batch each.
+#: Maximum number of threads per block if each warp processes a single batch, or a few small ones.
 BATCH_THREADS = 128
-#: Batches of SPREAD_VECTOR elements of a lane that a warp takes where all are so small, and warps that are busy before
-#: one takes several: what a kernel computes in front of its elements, of the parameters of a loss, takes as long as
-#: some of them.
+#: If all batches have only SPREAD_VECTOR elements per lane, a warp processes up to SPREAD_BATCHES of them, but only
+#: where that leaves SPREAD_WARPS warps busy: what a kernel computes from the parameters of a loss, before its first
+#: element, takes as long as some of these batches.
 SPREAD_BATCHES = 8
 SPREAD_WARPS = 1 << 13
 
-#: Partial sums of a broadcast operand's gradient (doubles), and terms of a lane for which a slice is worth having: its
-#: own along columns, and a share of a warp's along rows, whose sums take a butterfly.
+#: MAX_PARTIALS: maximum number of partial sums (doubles) of a broadcast operand's gradient. SLICE_TERMS: number of
+#: terms per lane that make a slice worthwhile, for sums along columns, where a lane has terms of its own.
+#: SLICE_TERMS_OF_ROWS: the same for sums along rows, where a lane has a share of its warp's terms and the sums take a
+#: reduction over the warp. TARGET_WARPS: number of warps above which no more slices are cut.
 MAX_PARTIALS = 1 << 19
 SLICE_TERMS = 128
 SLICE_TERMS_OF_ROWS = 256
 TARGET_WARPS = 1 << 14
 
-#: Rounds of terms of a lane, above which sums to few outputs are cut into slices, of a warp or of one that shares them
-#: with the others of its block, and those of a slice at least: a lane that waits for memory so often takes longer than
-#: a second launch.
+#: A round is a group of terms that a lane loads together. Sums to few outputs are cut into slices if a lane takes more
+#: than MANY_ROUNDS rounds, where a warp has an output of its own, or MANY_SHARED_ROUNDS, where all warps of a block
+#: share one: waiting for memory so often takes longer than a second launch. A slice has at least FEWEST_ROUNDS rounds.
 MANY_ROUNDS = 8
 MANY_SHARED_ROUNDS = 4
 FEWEST_ROUNDS = 2
 
-#: Warps that keep a GPU busy: with fewer, all warps of a block share the terms of their outputs.
+#: Number of warps that keep a GPU busy: with fewer, all warps of a block share the terms of their outputs.
 ENOUGH_WARPS = 1 << 11
 
-#: Terms of an output that a lane has in flight (``kMostTerms`` of ``kernels/pointwise/sum_over.cuh``), and blocks of an
-#: SM over the whole launch of a sum.
+#: TERMS_IN_FLIGHT: maximum number of terms of an output that a lane has in flight (``kMostTerms`` of
+#: ``kernels/pointwise/sum_over.cuh``). SUM_BLOCKS_PER_SM: maximum number of blocks per SM, over the whole launch of a
+#: sum.
 TERMS_IN_FLIGHT = 4
 SUM_BLOCKS_PER_SM = 32
 
-#: Elements from which on sums read rows of 16 bits that no vector divides in vectors; and blocks of such sums of
-#: columns, whose warps share them, that the largest GPUs run at once (2 on 128 SMs): a last round of few takes as long
-#: as others. Elements of a row of 32 bits, at least, of sums over one dimension and over several.
+#: Sums whose vectors begin with each row, for rows that no vector divides. RAGGED_ELEMENTS: minimum number of elements.
+#: RAGGED_BLOCKS: number of blocks that the largest GPUs run at once (2 on each of 128 SMs) in such sums of columns, if
+#: the warps of a block share the outputs; a last round of few blocks takes as long as a full one. RAGGED_ROW: minimum
+#: length of rows of 32-bit elements, in sums over one dimension and over several.
 RAGGED_ELEMENTS = 1 << 14
 RAGGED_BLOCKS = 2 << 7
 RAGGED_ROW = (9, 128)
-#: The part of these vectors' elements that must exist for a heavy loss, which is computed of the others too.
+#: Minimum fraction of these vectors' elements that must exist for a heavy loss, which is computed for the others too.
 WELL_FILLED = 0.8
 
-#: Part of the elements that a broadcast operand may have, as its inverse, for its address not to limit the vectors.
+#: Inverse of the largest fraction of the elements that a broadcast operand may have if its address is not to limit the
+#: vectors.
 SMALL_PART = 16
 
-#: Elements from which on gradients may have their dimensions in another order than their operands.
+#: Minimum number of elements for gradients whose dimensions are in an order other than their operands', and for copies
+#: of operands into another order.
 ORDERED_ELEMENTS = 1 << 19
-#: Elements of up to 4 bytes from which on operands of another order are copied where tiles would read one element at a
-#: time, or two.
+#: Minimum number of elements, of up to 4 bytes each, for copies of operands in another order that tiles would read one
+#: or two elements at a time.
 SINGLE_ELEMENTS = 1 << 22
-#: Bytes of sectors for each of an operand that is gathered, and elements between two neighbours, from which on a copy
-#: takes less time: the sectors do not stay in a cache until their other elements are gathered.
+#: A copy is faster than gathering an operand if gathering touches more than SCATTERED bytes of sectors per byte of the
+#: operand, and elements that are neighbours in its memory are at least SCATTERED_APART elements apart in the index
+#: space: caches do not keep the sectors until their other elements are gathered.
 SCATTERED, SCATTERED_APART = 4, 1 << 14
 
-#: Elements from which on broadcast operands of few of them are copied; and their part at most, as its inverse, of a
-#: value alone and where gradients are written, which take longer than such reads.
+#: COMPACTED_ELEMENTS: minimum number of elements for copies of small broadcast operands. COMPACTED_PART: inverse of the
+#: largest fraction of the elements that such an operand may have if only the value is computed. COMPACTED_PART_WRITTEN:
+#: the same if gradients are written, which take longer than such reads.
 COMPACTED_ELEMENTS = 1 << 22
 COMPACTED_PART, COMPACTED_PART_WRITTEN = 8, 16
 
-#: Bytes between neighbours, up to which the sectors that they share are worth an order of batches that keeps them in
-#: L2; and bytes of all streams that L2 keeps for certain, beside those that run warps have in flight.
+#: SHARED_SECTORS: distance in bytes between neighbours up to which the sectors that they share justify an order of
+#: batches that keeps these sectors in L2. KEPT_IN_L2: number of bytes of all streams that L2 certainly keeps, in
+#: addition to what running warps have in flight.
 SHARED_SECTORS = 512
 KEPT_IN_L2 = 1 << 23
 
-#: Bytes of sectors for each of an array above which it is sparse; and bytes of pairs of sectors that L2 keeps until
-#: they are read again.
+#: SPARSE: an array is sparse if it has more bytes of sectors than this per byte of its own. SPARSE_BYTES: number of
+#: bytes of pairs of sectors that L2 keeps until they are read again.
 SPARSE, SPARSE_BYTES = 3, 1 << 25
 
-#: Elements whose sectors are counted, to tell whether an array is sparse, and which way a warp sums.
+#: Number of elements whose sectors are counted, to tell whether an array is sparse, and in which direction lanes sum.
 _SAMPLE = 256
 
-#: Partial sums that a lane has in flight (``combine_sums``).
+#: Number of partial sums that a lane has in flight (``combine_sums``).
 _COMBINED_AT_ONCE = 8
 
-#: Tasks of strips, one of a warp at a time: as many warps as the largest GPUs run of kernels that take 128 registers (2
-#: blocks of 8 warps on 128 SMs). More would leave a last round of few, and more partial sums.
+#: Number of tasks that strips are cut into, processed by one warp each: the number of warps that the largest GPUs run
+#: if kernels take 128 registers (2 blocks of 8 warps on 128 SMs). With more tasks, a last round would have few of them,
+#: and there would be more partial sums.
 MAX_TASKS = 2 << 10
 
-#: The layout of one dimension of any strides.
+#: Layout of one dimension with any strides.
 LINEAR = "linear"
 
-#: Rows with two outer dimensions, of which kernels know that there are two.
+#: Layout of rows with exactly two outer dimensions, a number that is a compile-time constant.
 PLANES = "planes"
 
-#: Layouts of rows, and layouts in which lanes may take one element at a time.
+#: Layouts of rows, and layouts in which lanes may process one element at a time.
 OF_ROWS = ("matrix", PLANES, "rows")
 SCALAR = (*OF_ROWS, LINEAR)
 
-#: Layouts in strips, with one dimension between planes and with more.
+#: Layouts in strips, with at most one dimension of planes and with more.
 STRIPS = ("strips", "strips_of_planes")
 
-#: Layouts of one dimension in which some streams are gathered from other strides, by the number of their dimensions.
+#: Layouts of one dimension in which some streams are gathered at strides of their own, by the number of their
+#: dimensions.
 GATHERED = ("gathered1", "gathered2", "gathered3", "gathered4")
 
-#: Elements of a vector beside which others are gathered: the more there are, the more sectors a warp touches with each
-#: load, or store, of a gathered element. Where vectors leave a chunk for each warp of the largest GPUs, fewer
-#: instructions for the places count more, but for gradients of four bytes and more that are stored so.
+#: Number of elements per vector of dense streams beside gathered ones. With wider vectors, a warp touches more sectors
+#: in each load or store of a gathered element. Vectors may be wider if they leave one chunk for each warp of the
+#: largest GPUs, because computing offsets takes fewer instructions then; but not beside scattered gradients of four
+#: bytes or more.
 GATHERED_AT_ONCE = 2
-#: Elements of a vector beside which gradients of 16 bits are stored so, at most.
+#: Maximum number of elements per vector beside scattered gradients, if the elements have 16 bits.
 SCATTERED_AT_ONCE = 4
 
-#: The longest of their dimensions but the last, whose coordinates are counted in 32 bits.
+#: Maximum size of all dimensions of gathered streams but the outermost: their coordinates are counted in 32 bits.
 LONGEST_GATHERED = 1 << 30
 
-#: Vectors of a row beside which streams without gaps, of less than four bytes, are read in shifted vectors: the ends of
-#: shorter rows, which are gathered, would be in most warps. Shifted vectors of float32 took 1.1 to 1.2 times as long as
-#: single elements.
+#: Minimum number of vectors per row for reading gapless streams of less than four bytes in shifted vectors beside dense
+#: ones. In shorter rows, most warps would include the end of a row, which is gathered. In float32, shifted vectors took
+#: 1.1 to 1.2 times as long as single elements.
 LONG_ROW = 64
 
-#: Elements below which streams are not gathered: 0 to 4 us of 12 to 26 would be gained. It keeps rows of single
-#: elements, which more dimensions need, within reach of small tests.
+#: Minimum number of elements for gathering. Below it, gathering would gain 0 to 4 us of 12 to 26. The limit also keeps
+#: rows of single elements, which layouts of more dimensions need, within reach of small tests.
 GATHERED_ELEMENTS = 1 << 14
 
-#: Partial sums that strips may leave (doubles): of large operands more, a 512th of the elements or one for each sum.
+#: Maximum number of partial sums (doubles) that strips may leave. Large operands may leave more: a 512th of the number
+#: of elements, or one per output.
 MAX_SUMS = 1 << 20
 
-#: Dimensions of a gradient, and of the partial sums that meet in one of its elements, that kernels have room for.
+#: Maximum number of dimensions of a gradient, and of the partial sums that are combined into one of its elements.
 COMBINED_RANK = 4
 
-#: Rows of strips that join others, at least, and multiples of the fewest rows that vectors divide together which are
-#: tried.
+#: FEWEST_JOINED_ROWS: minimum number of joined rows. MOST_JOINED: number of multiples that are tried of the smallest
+#: number of rows that vectors divide when joined.
 FEWEST_JOINED_ROWS, MOST_JOINED = 64, 32
 
-#: The least part of the lanes and steps of strips that must exist where there are more than so many elements.
+#: Minimum fraction of the lanes and steps of strips that must have elements, if there are more than SMALL elements.
 FULL_STRIPS = 0.7
 SMALL = 1 << 17
 
-#: Layouts of streams that disagree about the innermost dimension, with one outer dimension and with more; the side that
-#: both dimensions must have where no vector fits, and where one does. A shorter dimension is taken whole.
+#: TILED: layouts of streams that disagree about the innermost dimension, with at most one outer dimension and with
+#: more. TILE: minimum size of both dimensions of tiles if no vector fits. TILE_OF_VECTORS: minimum size if a vector
+#: fits; a micro-tile spans a shorter dimension.
 TILED = ("tiles", "tiles_of_planes")
 TILE = 16
 TILE_OF_VECTORS = 8
 
-#: Tiles that go through shared memory: lines along the second dimension, and elements of a line, by the bytes of the
-#: widest that are staged; elements of the index space from which on there are such tiles, by the same; and elements
-#: from which on lines of 4 bytes each are long.
+#: Tiles that are staged in shared memory. STAGED_LINES: number of their lines, which run along the second dimension.
+#: STAGED_LINE: number of elements per line, and STAGED_ELEMENTS: minimum number of elements of the index space, both by
+#: the bytes of the widest staged element. Lines of 4-byte elements have LONG_LINE elements if the index space has
+#: LONG_LINE_ELEMENTS or more.
 STAGED_LINES = 32
 STAGED_LINE = {2: 64, 4: 32, 8: 32}
 STAGED_ELEMENTS = {2: 5 << 22, 4: 1 << 22, 8: 1 << 22}
 LONG_LINE, LONG_LINE_ELEMENTS = 64, 1 << 25
-#: Bytes of such tiles of a block, which every GPU has room for.
+#: Maximum number of bytes of such tiles per block. Every GPU has as much shared memory.
 STAGED_BYTES = 40 << 10
-#: Accesses to streams with such tiles: of unit stride along the first dimension, and along the second.
+#: Accesses to streams whose tiles are staged: of unit stride along the first dimension, and along the second.
 STAGED = "staged_a", "staged_b"
 
-#: Elements of a lane in all, in the order in which tiles try them: the fewest that leave no warp of the largest GPUs a
-#: second batch. Heavy arithmetic takes longer in few lanes than all loads.
+#: Maximum numbers of elements per lane in tiles of a small index space. The first one that leaves no warp of the
+#: largest GPUs a second batch is chosen: in few lanes, heavy arithmetic takes longer than all loads.
 FEW_OF_A_LANE = (4, 16)
 
-#: Part of a tile's lanes that is enough, and the factor by which another tile uses more, if this one spans a dimension
-#: already; the most steps that span a short dimension; and elements of a lane that kernels add up in their arithmetic
-#: (``kMaxRun`` of ``kernels/pointwise/pointwise.cuh``), a batch at least.
+#: WELL_USED: fraction of a tile's lanes with elements that is good enough. BETTER_USED: factor by which another tile
+#: must use more lanes if this one already spans a dimension. MOST_STEPS: maximum number of steps that span a short
+#: dimension. MAX_RUN: number of elements that a lane adds up in the arithmetic type (``kMaxRun`` of
+#: ``kernels/pointwise/pointwise.cuh``); a batch has no more.
 WELL_USED = 0.9
 BETTER_USED = 1.1
 MOST_STEPS = 4
@@ -207,8 +227,9 @@ MAX_RUN = 64
 
 @dataclass(frozen=True)
 class Tile:
-    """``TileShape`` of ``kernels/core/layout.cuh``: elements of a micro-tile in both directions, lanes along the first,
-    and steps in both.
+    """Micro-tile size along both dimensions, lanes along the first one, and steps along both.
+
+    Corresponds to ``TileShape`` of ``kernels/core/layout.cuh``.
     """
 
     a: int = 1
@@ -219,14 +240,16 @@ class Tile:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Elements of the tile that a warp visits in one batch, in both directions."""
+        """Sizes along both dimensions of the tile that a warp visits in one batch."""
         return self.a * self.lanes_a * self.steps_a, self.b * (WARP // self.lanes_a) * self.steps_b
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One tensor as the layout sees it: strides in elements, bytes per element, address modulo 16, and whether kernels
-    only read it.
+    """One tensor as the layout sees it.
+
+    Strides are in elements, ``itemsize`` is in bytes, ``misalignment`` is the address modulo 16, and ``read`` is True
+    if kernels only read the tensor.
     """
 
     strides: tuple[int, ...]
@@ -237,7 +260,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Layout:
-    """A merged index space. ``sizes`` and each of ``strides`` run from the innermost dimension outwards."""
+    """A merged index space. ``sizes`` and each entry of ``strides`` run from the innermost dimension outwards."""
 
     kind: str
     vec_size: int
@@ -245,82 +268,85 @@ class Layout:
     strides: tuple[tuple[int, ...], ...]
     access: tuple[str, ...]
     tile: Tile = Tile()
-    #: Of strips: neighbouring vectors that a warp has in a row at a time, steps along a row, ranges of a plane's rows.
+    #: Strips: neighbouring vectors of a row that a warp processes in one step, steps along a row, and ranges that the
+    #: rows of a plane are divided into.
     across: int = 0
     steps: int = 1
     ranges: int = 0
-    #: Of strips of rows that no vector divides: the rows that are joined to one, or 1 if rows share vectors.
+    #: Strips of rows that no vector divides: number of rows that are joined into one, or 1 if neighbouring rows share
+    #: vectors. Otherwise 0.
     joined: int = 0
-    #: Of rows and gathered streams: stretches of the index space that are visited at once.
+    #: Rows and gathered streams: number of stretches of the index space that are visited at once.
     fronts: int = 1
-    #: Vectors of a lane in a batch, where it is not that of UNROLL.
+    #: Number of vectors per lane in a batch if it differs from UNROLL or from the steps of the tile, otherwise 0.
     unroll: int = 0
 
     @property
     def batch(self) -> int:
-        """Vectors of a lane in a batch."""
+        """Number of vectors per lane in a batch."""
         return self.unroll or (self.tile.steps_a * self.tile.steps_b if self.kind in TILED else UNROLL[self.vec_size])
 
     @property
     def batches(self) -> int:
-        """The number of batches of layouts other than strips."""
+        """Number of batches, for all layouts but strips."""
         return -(-self.vectors // (WARP * self.batch))
 
     @property
     def whole_batches(self) -> bool:
-        """True of a flat layout whose elements fill its batches, unless vectors are shifted: words that lie behind a
-        shifted vector are read with it, so the last batch must not be read as a whole.
+        """True if the layout is flat, its elements fill whole batches, and no vector is shifted.
+
+        A shifted vector is read together with words past it, so the last batch must not be read as a whole.
         """
         filled = self.elements % (WARP * self.batch * self.vec_size) == 0
         return self.kind == "flat" and filled and "shifted" not in self.access
 
     @property
     def long_rows(self) -> bool:
-        """True of gathered streams if a row, their innermost dimension, has a vector at least."""
+        """True if streams are gathered and a row, their innermost dimension, has at least one vector."""
         return self.kind in GATHERED[1:] and self.sizes[0] >= self.vec_size
 
     @property
     def columns(self) -> int:
-        """Vectors of a row of strips; of one that shares vectors with its neighbours, the most that it can touch."""
+        """Number of vectors per row of strips; if rows share vectors, the maximum number that one row touches."""
         if self.joined == 1:
             return -(-(self.sizes[0] + self.vec_size - 1) // self.vec_size)
         return max(self.joined, 1) * self.sizes[0] // self.vec_size
 
     @property
     def rows(self) -> int:
-        """Rows of strips in a plane."""
+        """Number of rows per plane of strips, where joined rows count as one."""
         return -(-self.sizes[1] // max(self.joined, 1))
 
     @property
     def strips(self) -> int:
-        """The number of strips."""
+        """Number of strips."""
         return -(-self.columns // (self.across * self.steps))
 
     @property
     def tasks(self) -> int:
-        """The number of strips of ranges of planes."""
+        """Number of tasks of strips: one for each strip of each range of rows of each plane."""
         return prod(self.sizes[2:]) * self.ranges * self.strips
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return prod(self.sizes)
 
     @property
     def staged(self) -> bool:
-        """True if the tiles of some streams go through shared memory."""
+        """True if the tiles of some streams are staged in shared memory."""
         return STAGED[1] in self.access
 
     @property
     def vectors(self) -> int:
-        """The number of vectors. A flat layout may end in a partial one, and tiles in some that are absent."""
+        """Number of vectors, including the partial last one of a flat layout and the absent ones of tiles."""
         if self.kind in TILED:
             whole = [-(-n // side) * side for n, side in zip(self.sizes[:2], self.tile.sides, strict=True)]
             return prod(whole) // self.vec_size * prod(self.sizes[2:])
         return -(-self.elements // self.vec_size)
 
     def words(self) -> list[int]:
-        """The kernel's layout as 64-bit words, in the order of its fields."""
+        """Returns the kernel's layout as 64-bit words, in the order of its fields."""
         if self.kind in GATHERED:
             pairs = [list(zip(s, s[1:], self.sizes)) for s in self.strides]
             wraps = [[*(after - n * here for here, after, n in x), 0] for x in pairs]
@@ -357,20 +383,22 @@ class Layout:
 
 
 def max_rank(operands: int) -> int:
-    """The outer dimensions that a kernel of so many operands has room for."""
+    """Returns the maximum number of outer dimensions of a kernel with this number of operands."""
     return MAX_RANK if operands <= MAX_OPERANDS else MAX_RANK_OF_MANY
 
 
 def sum_rank(dimensions: int, operands: int) -> int:
-    """The dimensions that the kernel of a sum has room for, of those that are kept or of those that are summed: exactly
-    one or two, which have no loop over them, or any number.
+    """Returns the number of kept or of reduced dimensions that the kernel of a sum has room for.
+
+    One and two are exact numbers, for which kernels have no loop over dimensions. Otherwise it is the maximum.
     """
     return max(dimensions, 1) if dimensions <= 2 else max_rank(operands)
 
 
 def outer_rank(kind: str, operands: int) -> int:
-    """The outer dimensions that a kernel of this layout has room for: with one there is no division to find them, and
-    with two a single one.
+    """Returns the number of outer dimensions that a kernel of this layout has room for.
+
+    Splitting an index into coordinates takes no division for one dimension, and a single one for two.
     """
     return {"matrix": 1, PLANES: 2, TILED[0]: 1, STRIPS[0]: 1}.get(kind) or max_rank(operands)
 
@@ -382,11 +410,11 @@ def layout(
     widest: int = 16,
     stages_16_bits: bool = True,
 ) -> Layout:
-    """The layout of a non-empty index space: the widest vectors, of up to ``widest`` elements, that sizes, strides and
-    addresses allow.
+    """Returns the layout of a non-empty index space.
 
-    Of streams that disagree about the innermost dimension, a lane takes up to ``micro_tile`` elements at a time; tiles
-    of 16 bits go through shared memory only with ``stages_16_bits``.
+    Vectors are as wide as sizes, strides and addresses allow, up to ``widest`` elements. If streams disagree about the
+    innermost dimension, a lane processes up to ``micro_tile`` elements at a time; tiles of 16-bit elements are staged
+    in shared memory only with ``stages_16_bits``.
     """
     sizes, strides = merge(shape, [x.strides for x in streams])
     most = max_rank(len(streams) // 2)
@@ -408,10 +436,12 @@ def layout(
 
 
 def in_short_batches(found: Layout, reduced: bool, one_by_one: bool = False) -> Layout:
-    """The layout with one vector of a lane in a batch, if that leaves no warp of the largest GPUs a second batch, or a
-    few more if vectors are shifted: few elements are spread over more lanes. Tiles are chosen so, and strips follow
-    from their sums. A ``reduced`` loss that fits one block stays there: it takes no ticket, and with four blocks 0.0066
-    ms in place of 0.0054. A loss that takes shifted vectors ``one_by_one`` does so however many there are.
+    """Returns the layout with one vector per lane in a batch if there are few vectors.
+
+    This spreads them over more lanes, and leaves no warp of the largest GPUs a second batch. If vectors are shifted, a
+    few more batches are allowed; a loss that processes shifted vectors ``one_by_one`` does so for any number of
+    elements. Tiles have been chosen this way already, and strips follow from their sums. A ``reduced`` loss that fits
+    one block stays in one block: it takes no ticket. With four blocks it took 0.0066 ms instead of 0.0054.
     """
     shifted = "shifted" in found.access
     most = SHIFTED_CHUNKS if shifted else MAX_CHUNKS
@@ -424,8 +454,9 @@ def in_short_batches(found: Layout, reduced: bool, one_by_one: bool = False) -> 
 
 
 def in_light_batches(found: Layout, heavy: int) -> Layout:
-    """The layout of a launch that adds up nothing, with two vectors of a lane in a batch unless the arithmetic is
-    ``heavy``, of which later vectors are on the way while one is evaluated.
+    """Returns the layout with two vectors per lane in a batch, for a launch without a reduction.
+
+    ``heavy`` arithmetic keeps its batches, so that later vectors are in flight while one is evaluated.
     """
     return replace(found, unroll=2) if not heavy and found.kind in ("flat", LINEAR) and found.batch > 2 else found
 
@@ -433,8 +464,10 @@ def in_light_batches(found: Layout, heavy: int) -> Layout:
 def spread(
     shape: Sequence[int], streams: Sequence[Stream], found: Layout, always: bool, micro_tile: int
 ) -> Layout | None:
-    """The layout of a launch that adds up nothing, in batches of a few elements of a lane, where that of ``found``
-    leaves most lanes idle, or ``always``; None if it does not. ``micro_tile``: as in :func:`layout`.
+    """Returns the layout of a launch without a reduction in batches of a few elements per lane, or None.
+
+    Spreads if ``found`` leaves most lanes idle, or ``always``, but never tiles. ``micro_tile`` is that of
+    :func:`layout`.
     """
     if found.kind in TILED or not (always or chunks_of(found) < FEW_CHUNKS):
         return None
@@ -444,13 +477,14 @@ def spread(
 
 
 def spread_chunks(found: Layout) -> int:
-    """The warps that share the batches of a launch in which all are spread."""
+    """Returns the number of warps that share the batches of a launch whose batches are all spread."""
     return max(min(found.batches, SPREAD_WARPS), -(-found.batches // SPREAD_BATCHES))
 
 
 def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream]) -> int:
-    """Stretches of the index space to visit at once, so that elements that share a sector of some stream are not
-    further apart in time than L2 keeps it.
+    """Returns the number of stretches of the index space to visit at once (``BatchOrder``).
+
+    Elements that share a sector of a stream are then visited before L2 evicts that sector.
     """
     width = sum([x.itemsize for x, s in zip(streams, strides, strict=True) if any(s)])
     dense = [prod(sizes[:d]) for d in range(len(sizes))]
@@ -467,8 +501,10 @@ def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Seq
 
 
 def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
-    """The layout of one dimension in place of one without vectors, or with narrower ones of rows, if some streams are
-    dense in it: the others are read and written element by element, whose places cost less there than rows do.
+    """Returns the layout of one dimension in which some streams are dense and the others are gathered, or None.
+
+    It replaces layouts without vectors, and rows with narrower ones. Gathered streams are read and written element by
+    element. Computing their offsets costs less here than in rows.
     """
     if found.kind not in SCALAR or len(found.sizes) > len(GATHERED):
         return None
@@ -510,7 +546,10 @@ def _tiles(
     most: int,
     stages_16_bits: bool,
 ) -> Layout | None:
-    """The layout of streams that disagree about the innermost dimension, or None if they agree, or no tile fits."""
+    """Returns the layout in tiles if streams disagree about the innermost dimension, otherwise None.
+
+    It is None, too, if no tile fits.
+    """
     other = _other_fast_dimension(sizes, strides)
     for few in FEW_OF_A_LANE if most > 1 else ():
         found = _tiled(sizes, strides, streams, min(few, most), other, True)
@@ -527,7 +566,7 @@ def _tiles(
 def _turned(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], second: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Sizes and strides with this dimension behind the innermost one."""
+    """Returns sizes and strides with dimension ``second`` moved directly after the innermost one."""
     order = [0, second, *(d for d in range(1, len(sizes)) if d != second)]
     return tuple(sizes[d] for d in order), tuple(tuple(s[d] for d in order) for s in strides)
 
@@ -540,7 +579,10 @@ def _tiled(
     other: int | None,
     few: bool = False,
 ) -> Layout | None:
-    """The layout in tiles of which a lane takes up to ``most`` elements in a step or, of ``few`` elements, in all."""
+    """Returns the layout in tiles, or None if no tile fits.
+
+    A lane processes up to ``most`` elements in a step or, with ``few``, in all steps together.
+    """
     found = None if other is None else _long_tiled(sizes, strides, streams, most, other, few)
     return found or _short_tiled(sizes, strides, streams, most, few)
 
@@ -553,7 +595,7 @@ def _long_tiled(
     other: int,
     few: bool,
 ) -> Layout | None:
-    """The layout in tiles of the innermost dimension and another one, or None if one of them is short."""
+    """Returns the layout in tiles of the innermost dimension and ``other``, or None if one of them is short."""
     sizes, ordered = _turned(sizes, strides, other)
     tile = _micro_tiles(sizes, ordered, streams, most, few)
     if min(sizes[:2]) < (TILE if tile.a * tile.b == 1 else TILE_OF_VECTORS):
@@ -567,10 +609,12 @@ def _long_tiled(
 def _staged(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], stages_16_bits: bool
 ) -> Layout | None:
-    """The layout in tiles of single elements, of which those of streams of unit stride along the second dimension go
-    through shared memory: the dimension along which fewer bytes lie, or, of as many, the shorter one. So do operands of
-    unit stride along the first, but those of 16 bits, whose copy takes longer than it saves. None if there are too few
-    elements, or lanes would have nothing to do.
+    """Returns the layout in tiles of single elements, some of which are staged in shared memory, or None.
+
+    Streams of unit stride along the second dimension are staged. The second dimension is the one along which streams of
+    fewer bytes per element have unit stride or, if they are equal, the shorter one. Operands of unit stride along the
+    first dimension are staged too, except those of 16 bits, whose copy takes longer than it saves. None if there are
+    too few elements, or too many lanes would be idle.
     """
 
     def along(d: int) -> list[int]:
@@ -599,8 +643,10 @@ def _staged(
 
 
 def staged_threads(found: Layout, streams: Sequence[Stream]) -> int:
-    """Threads of a block that its tiles in shared memory leave, as many as a block may have where there are none. The
-    streams are operands, as many gradients, which take the places of operands that are staged alike, and others.
+    """Returns the number of threads per block for which the tiles fit into shared memory.
+
+    Without staged tiles it is MAX_THREADS; if not even one warp fits, it is 0. ``streams`` are the operands, as many
+    gradients, and others. A gradient uses the tile of its operand if both are staged in the same direction.
     """
     count = len(streams) // 2
     taken = sum(
@@ -615,7 +661,7 @@ def staged_threads(found: Layout, streams: Sequence[Stream]) -> int:
 
 
 def staged_bytes(itemsize: int, tile: Tile, access: str) -> int:
-    """Bytes of a tile in shared memory (``staged_pitch``): whole vectors."""
+    """Returns the size in bytes of a tile in shared memory (``staged_pitch``), rounded up to whole vectors."""
     lines, length = tile.sides if access == STAGED[1] else tile.sides[::-1]
     return -(-lines * (length + (2 if itemsize == 2 else 1)) * itemsize // 16) * 16
 
@@ -623,11 +669,12 @@ def staged_bytes(itemsize: int, tile: Tile, access: str) -> int:
 def _short_tiled(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int, few: bool
 ) -> Layout | None:
-    """The layout of streams of which some have a short dimension innermost, without gaps, and others another one: a
-    micro-tile is as long as the short dimension.
+    """Returns the layout in tiles whose micro-tiles are as long as a short dimension, or None.
+
+    The short dimension is innermost and without gaps in some streams; in others, another dimension is innermost.
     """
     rank, longest = len(sizes), max(x.itemsize for x in streams)
-    # Registers of an operand, and of its gradient.
+    # Registers per element of an operand, and of its gradient.
     words = max(4, longest) // 4
     room = 20 if most >= 32 and longest > 2 else most
     for short, long in permutations(range(rank), 2):
@@ -662,7 +709,11 @@ def _short_tiled(
 
 
 def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int | None:
-    """The dimension of unit stride in streams that have another stride in the innermost one, if there is just one."""
+    """Returns the dimension of unit stride in the streams that have another stride along the innermost one.
+
+    None if no stream has unit stride along the innermost dimension, or if there is not exactly one such other
+    dimension.
+    """
     if not any(s[0] == 1 for s in strides):
         return None
     found = {
@@ -678,13 +729,14 @@ def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]
 def _micro_tiles(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], most: int, few: bool
 ) -> Tile:
-    """The widest vectors in both directions, of up to ``most`` elements together, and lanes and steps that leave few
-    outside of short dimensions.
+    """Returns the tile with the widest vectors in both directions, of up to ``most`` elements together.
+
+    Its lanes and steps leave few lanes outside of short dimensions.
     """
     fast = [[i for i, s in enumerate(strides) if s[d] == 1] for d in (0, 1)]
     largest = max(streams[i].itemsize for i in (*fast[0], *fast[1]))
     square = max(1, min(16 // largest, 4, int(most**0.5)))
-    # Of 16 bits, vectors of 16 bytes in both directions take twice the registers.
+    # With 16-bit elements, vectors of 16 bytes in both directions would take twice the registers.
     widths = [max(square, min(16 // largest, most // square)), square]
     for d in (0, 1):
         while widths[d] > 1 and (
@@ -698,7 +750,8 @@ def _micro_tiles(
     a, b = widths
     if a * b == 1 and not few:
         return Tile()
-    # Two sectors, and along the other dimension one at least: two of single elements, if this leaves one here.
+    # Lanes cover two sectors along the first dimension, and at least one along the other; of single elements, two along
+    # the other if that leaves one along the first.
     lanes = min(16, max(4, 64 // (a * largest)))
     while lanes > 1:
         down = WARP // lanes * b * largest
@@ -718,9 +771,10 @@ def _micro_tiles(
 
 
 def _spanning(tile: Tile, sizes: Sequence[int], itemsize: int) -> Tile:
-    """The tile, or one whose steps span a short dimension where the tile leaves many lanes outside of it: rows are then
-    read by one warp. Rows of whole sectors take several steps, others as few as leave a sector along the other
-    dimension: their steps would share sectors.
+    """Returns the tile or, if it leaves many lanes outside of a short dimension, one whose steps span that dimension.
+
+    One warp then reads whole rows. Rows of whole sectors take several steps. Steps of other rows would share sectors,
+    so these take as few steps as leave a sector along the other dimension.
     """
 
     def used(x: Tile) -> float:
@@ -753,8 +807,9 @@ def _spanning(tile: Tile, sizes: Sequence[int], itemsize: int) -> Tile:
 
 
 def _access_of_tiles(stream: Stream, strides: Sequence[int], tile: Tile) -> str:
-    """The access of tiles to a stream: one that begins between two vectors is read element by element. Gradients begin
-    at vectors.
+    """Returns how tiles access a stream.
+
+    A stream that is not aligned to its vectors is read element by element. Gradients are always aligned.
     """
     if strides[0] == 0 == strides[1]:
         return "splat"
@@ -766,9 +821,10 @@ def _access_of_tiles(stream: Stream, strides: Sequence[int], tile: Tile) -> str:
 
 @dataclass(frozen=True)
 class PartialSums:
-    """``Combination`` of ``kernels/pointwise/pointwise.cuh``: the partial sums of the gradient of a broadcast operand.
-    ``kind`` is "all", "row" or "column"; strides are those of the partial sums and, of dimensions that are kept, of the
-    gradient.
+    """The partial sums of the gradient of a broadcast operand.
+
+    Corresponds to ``Combination`` of ``kernels/pointwise/pointwise.cuh``. ``kind`` is "all", "row" or "column".
+    ``kept_strides`` are those of the partial sums and of the gradient, ``reduced_strides`` those of the partial sums.
     """
 
     kind: str
@@ -780,12 +836,12 @@ class PartialSums:
 
     @property
     def rank(self) -> int:
-        """Dimensions that the kernel needs room for."""
+        """Number of dimensions that the kernel has room for."""
         return 1 if max(len(self.kept), len(self.reduced)) <= 1 else COMBINED_RANK
 
     @property
     def _shares(self) -> tuple[int, int]:
-        """Lanes of a warp, and warps of a block, that share an output. Few do, so that each has several terms."""
+        """Lanes of a warp, and warps of a block, that share an output: few, so that each adds several terms."""
         outputs, terms, lanes, warps = prod(self.kept), prod(self.reduced), 1, 1
         if self.kind == "column":
             warps = MAX_THREADS // WARP if terms > 2 * _COMBINED_AT_ONCE else 1
@@ -799,12 +855,12 @@ class PartialSums:
 
     @property
     def tasks(self) -> int:
-        """Warps that have something to add."""
+        """Number of warps that have terms to add."""
         lanes, warps = self._shares
         return -(-prod(self.kept) * lanes // WARP) * warps
 
     def words(self) -> list[int]:
-        """The kernel's ``Combination`` as 64-bit words."""
+        """Returns the kernel's ``Combination`` as 64-bit words."""
         return [
             prod(self.kept),
             prod(self.reduced),
@@ -815,8 +871,10 @@ class PartialSums:
 
 
 def partial_sums(found: Layout, chunks: int, gradient: Sequence[int]) -> PartialSums | None:
-    """The partial sums that a launch leaves of the gradient of a broadcast operand; None if it cannot add them up.
-    ``gradient`` are its strides in the dimensions of the layout. Those of the operand are 0 where it was expanded, too.
+    """Returns the partial sums that a launch leaves of a broadcast operand's gradient.
+
+    None if the launch cannot add them up. ``gradient`` holds the gradient's strides in the dimensions of the layout.
+    The operand's own strides would not do: they are also 0 where the operand was expanded.
     """
     if not any(gradient):
         count = found.tasks if found.kind in STRIPS else chunks
@@ -848,8 +906,9 @@ def partial_sums(found: Layout, chunks: int, gradient: Sequence[int]) -> Partial
 
 
 def in_strips(found: Layout, gradients: Sequence[int]) -> Layout | None:
-    """The layout in strips, in which the gradients of broadcast operands can be added up; None if there is nothing to
-    add for these streams, or lanes would have nothing to do.
+    """Returns the layout in strips, which can add up the gradients of broadcast operands, or None.
+
+    ``gradients`` are the streams to add up. None if there is nothing to add for them, or too many lanes would be idle.
     """
     strides = [found.strides[i] for i in gradients]
     if found.kind not in OF_ROWS or "shifted" in found.access or len(found.sizes) < 2:
@@ -862,9 +921,12 @@ def in_strips(found: Layout, gradients: Sequence[int]) -> Layout | None:
 def in_ragged_strips(
     found: Layout, streams: Sequence[Stream], gradients: Sequence[int], heavy: int = 0
 ) -> Layout | None:
-    """The layout in strips of rows that no vector divides: of streams that are dense, and of others that have one
-    number per row, or else are the same in every row. None if vectors would not be wider, or rows are short or few, or
-    if sums of rows take no longer apart: those of 16 bits, unless computing a ``heavy`` loss twice takes long.
+    """Returns the layout in strips of rows that no vector divides, or None.
+
+    Some streams must be dense. The others must either all have one number per row, or all be the same in every row.
+    None if vectors would not be wider than in ``found``, or if rows are short or few. None, too, for one number per row
+    beside 16-bit elements, which a separate pass adds up as fast, unless that pass would compute a ``heavy`` loss a
+    second time.
     """
     if found.kind not in OF_ROWS or len(found.sizes) < 2 or found.elements < GATHERED_ELEMENTS:
         return None
@@ -886,27 +948,30 @@ def in_ragged_strips(
     if by_row:
         if not heavy and max(x.itemsize for x in whole) == 2:
             return None
-        # Most vectors of short rows are at their ends.
+        # In short rows, most vectors are at the ends.
         strips = _in_strips(ragged, False)
         return strips if strips and strips.steps > 1 else None
     return _in_strips(ragged, True) if ragged.rows >= FEWEST_JOINED_ROWS else None
 
 
 def _joined(length: int, vec_size: int) -> int:
-    """Rows that vectors divide together, so many that they fill strips."""
+    """Returns the number of rows to join: vectors divide the joined row, which fills strips well."""
     fewest = vec_size // gcd(length, vec_size)
     numbers = [n * fewest for n in range(1, MOST_JOINED + 1)]
     return max(numbers, key=lambda n: (min(_used(n * length // vec_size, WARP), WELL_USED), -n))
 
 
 def _in_strips(found: Layout, by_column: bool) -> Layout | None:
-    """The layout in strips, of which columns are summed, or rows alone; None if lanes would have nothing to do."""
+    """Returns the layout in strips, or None if too many lanes would be idle.
+
+    With ``by_column``, columns are added up, otherwise only rows.
+    """
     columns, rows, planes = found.columns, found.rows, prod(found.sizes[2:])
     kind, steps = STRIPS[len(found.sizes) > 3], UNROLL[found.vec_size]
     if not by_column and _used(columns, WARP * steps) >= FULL_STRIPS:
         found = replace(found, kind=kind, across=WARP, steps=steps)
         return replace(found, ranges=max(1, min(rows, MAX_TASKS // (found.strips * planes))))
-    # Whole sectors, and few lanes and steps behind the end of a row or of a plane.
+    # Prefer whole sectors, with few lanes and steps past the end of a row or plane.
     used = {
         w: _used(columns, w) * _used(rows, steps * (WARP // w)) for w in (32, 16, 8, 4, 2, 1) if w >= min(8, columns)
     }
@@ -919,14 +984,15 @@ def _in_strips(found: Layout, by_column: bool) -> Layout | None:
 
 
 def _used(count: int, size: int) -> float:
-    """The part of groups of this size that so many fill."""
+    """Returns the used fraction of the groups of ``size`` items that ``count`` items fill."""
     return count / (-(-count // size) * size)
 
 
 def _widest(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream], flat: bool, most: int = 16
 ) -> int:
-    # Single bytes (labels, masks) decide only where there is nothing else, and what is one number for all not at all.
+    # Streams of single bytes (labels, masks) decide only if there are no others, and streams of one number per vector
+    # not at all.
     read = [x.itemsize for x, stride in zip(streams, strides, strict=True) if stride[0] == 1]
     items = [x for x in read if x > 1] or read or [max(x.itemsize for x in streams)]
     vec_size = max(1, min(16 // min(items), 32 // max(items), most))
@@ -946,21 +1012,23 @@ def _widest(
 
 
 def _aligned(stream: Stream, strides: Sequence[int], vec_size: int) -> bool:
-    """True if every vector of a stream lies at a multiple of its words."""
+    """True if every vector of a stream starts at a multiple of its size, or of 16 bytes if it is larger."""
     word = min(16, vec_size * stream.itemsize)
     return stream.misalignment % word == 0 and all(s % vec_size == 0 for s in strides[1:])
 
 
 def _shiftable(stream: Stream, strides: Sequence[int], sizes: Sequence[int], vec_size: int) -> bool:
-    """True if vectors of a stream may be shifted within registers. That reads words behind a vector, which must belong
-    to the tensor: in all but the last vector of the index space, whose elements must be the last in memory.
+    """True if vectors of a stream may be shifted within registers.
+
+    This also reads the words after a vector, which must belong to the tensor. They do for all vectors but the last one
+    of the index space, provided that the elements of the last one are the last in memory.
     """
     rows_in_order = len(sizes) == 1 or (len(sizes) == 2 and strides[1] >= sizes[0])
     return stream.read and rows_in_order and vec_size * stream.itemsize >= 4
 
 
 def _is_small(stream: Stream, strides: Sequence[int], sizes: Sequence[int]) -> bool:
-    """True of an operand that is broadcast so often that the L1 cache serves it, element by element."""
+    """True if an operand is broadcast so often that the L1 cache serves it, element by element."""
     if not stream.read:
         return False
     own = prod([n for n, s in zip(sizes, strides, strict=True) if s])
@@ -978,16 +1046,16 @@ def _access(strides: Sequence[int], vec_size: int, flat: bool) -> str:
 
 
 def chunks(vectors: int, vec_size: int, unroll: int = 0) -> int:
-    """The number of partial sums of the vectors ("Order of additions" in ``kernels/pointwise/pointwise.cuh``), in
-    batches of ``unroll`` vectors of a lane, by default of :data:`UNROLL`.
+    """Returns the number of chunks, and thus of partial sums, that the vectors are divided into.
 
-    Depends on nothing else, by design: the sum has the same bits on every GPU.
+    A batch has ``unroll`` vectors per lane, by default those of :data:`UNROLL` (``kernels/pointwise/pointwise.cuh``,
+    steps 1 to 4). The number depends on nothing else, by design: the sum has the same bits on every GPU.
     """
     return min(-(-vectors // (WARP * (unroll or UNROLL[vec_size]))), MAX_CHUNKS)
 
 
 def chunks_of(found: Layout) -> int:
-    """Chunks of a layout: of strips, tasks are dealt out to chunks."""
+    """Returns the number of chunks of a layout; those of strips consist of tasks."""
     if found.kind not in STRIPS:
         return chunks(found.vectors, found.vec_size, found.batch)
     rounds = -(-found.tasks // MAX_TASKS)
@@ -995,9 +1063,9 @@ def chunks_of(found: Layout) -> int:
 
 
 def threads(chunks: int) -> int:
-    """Threads of a block: fewer where there are few chunks, for at least MIN_BLOCKS blocks.
+    """Returns the number of threads per block: fewer for few chunks, to make at least MIN_BLOCKS blocks.
 
-    Depends on the chunks alone, because the last block's sum over the partials is cut by it.
+    It depends on the number of chunks alone, because it determines how the last block divides the partial sums.
     """
     count = MAX_THREADS
     while count > 64 and chunks * WARP < count * MIN_BLOCKS:
@@ -1006,9 +1074,10 @@ def threads(chunks: int) -> int:
 
 
 def grid(chunks: int, threads: int, processors: int) -> int:
-    """Blocks for ``chunks`` chunks of one warp each on a GPU with this many SMs.
+    """Returns the number of blocks for ``chunks`` chunks, one per warp at a time, on a GPU with this many SMs.
 
-    No more than run at once, and no more than it takes for the same number of rounds: full rounds finish together.
+    There are no more blocks than run at once, and no more than it takes for the same number of rounds: full rounds
+    finish together.
     """
     per_block = threads // WARP
     most = processors * BLOCKS_PER_SM * (MAX_THREADS // threads) * per_block
@@ -1018,7 +1087,7 @@ def grid(chunks: int, threads: int, processors: int) -> int:
 
 @dataclass(frozen=True)
 class SumLayout:
-    """The sum over the dimensions that an operand was broadcast along; each list runs innermost first."""
+    """Geometry of a sum over some dimensions (``kernels/pointwise/sum_over.cuh``); each list runs innermost first."""
 
     columns: bool
     outputs: int
@@ -1031,30 +1100,31 @@ class SumLayout:
     reduced_strides: tuple[tuple[int, ...], ...]
     vec_size: int = 1
     access: tuple[str, ...] = ()
-    #: Lanes of a warp, and warps of a block, that share the terms of an output.
+    #: Number of lanes of a warp, and of warps of a block, that share the terms of an output.
     lanes: int = 1
     warps: int = 1
-    #: Elements of the rows, the innermost dimension of ``kept`` (``columns``) or ``reduced``, which no vector need
-    #: divide: these are counted in vectors then, and so are ``outputs`` or ``length``. Otherwise 0.
+    #: Number of elements per row if rows may have any length, otherwise 0. A row is the innermost dimension of ``kept``
+    #: (``columns``) or of ``reduced``; that dimension, and with it ``outputs`` or ``length``, is then counted in
+    #: vectors.
     row: int = 0
 
     @property
     def counted(self) -> int:
-        """The number that a vector counts for."""
+        """Number of units of ``outputs`` or ``length`` per vector: 1 if they count vectors."""
         return 1 if self.row else self.vec_size
 
     @property
     def bundle(self) -> int:
-        """The outputs that a warp has at a time."""
+        """Number of outputs that a warp processes at a time."""
         return WARP // self.lanes * (self.counted if self.columns else 1)
 
     @property
     def places(self) -> int:
-        """The outputs that a slice has room for."""
+        """Number of partial sums per slice, including those of outputs that do not exist."""
         return self.outputs * (self.vec_size if self.row and self.columns else 1)
 
     def arguments(self, kept_rank: int, reduced_rank: int) -> tuple[int | list[int], ...]:
-        """The arguments of a kernel with so much room for dimensions."""
+        """Returns the arguments of a kernel with room for these numbers of dimensions."""
         return (
             self.outputs,
             self.length,
@@ -1069,19 +1139,19 @@ class SumLayout:
 
     @property
     def shared(self) -> bool:
-        """True if an output has neither a lane (``columns``) nor a warp of its own."""
+        """True unless every output has exactly one lane (``columns``) or one warp."""
         return (self.lanes, self.warps) != (1 if self.columns else WARP, 1)
 
     @property
     def tasks(self) -> int:
-        """Pairs of a slice and a bundle of outputs."""
+        """Number of pairs of a slice and a bundle of outputs."""
         return -(-self.outputs // self.bundle) * self.slices
 
     def _rows(self) -> list[int]:
-        """The kernel's ``Rows`` as words."""
+        """Returns the kernel's ``Rows`` as words."""
         sizes = [*self.kept, *self.reduced]
         strides = [(*x, *y) for x, y in zip(self.kept_strides, self.reduced_strides, strict=True)]
-        # Of the last vector of a row, the elements that exist.
+        # Number of elements of a row's last vector that exist.
         behind = (self.row - 1) % self.vec_size + 1
         ends = [sum([max(0, (n - 1) * s) for n, s in zip(sizes, x, strict=True)]) for x in strides]
         return [
@@ -1091,9 +1161,9 @@ class SumLayout:
 
 
 def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: Sequence[int]) -> SumLayout:
-    """Splits a non-empty shape into what a broadcast operand keeps and what is summed.
+    """Splits a non-empty shape into the dimensions that are kept and those that are summed.
 
-    ``streams`` are the strides of what is read, ``result`` those of the gradient, 0 where it is summed over.
+    ``streams`` are the strides of the tensors that are read, ``result`` those of the result: 0 along summed dimensions.
     """
     kept_dims = [d for d in range(len(shape)) if result[d] != 0 and shape[d] != 1]
     summed = [d for d in range(len(shape)) if result[d] == 0 and shape[d] != 1]
@@ -1111,13 +1181,13 @@ def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: S
             "make the tensors contiguous with `.contiguous()`."
         )
     outputs, length = prod(kept), prod(reduced)
-    # Lanes run along whichever of the two is nearer to unit stride in the streams that have both, which are the large
-    # ones; ties go to the longer one.
+    # Lanes run along the kept or the reduced dimensions, whichever are nearer to unit stride in the streams that have
+    # both, which are the large ones; ties go to the longer ones.
     large = [i for i in range(len(streams)) if any(kept_strides[i]) and any(reduced_strides[i])]
     near = [_nearest([strides[i] for i in large]) for strides in (kept_strides, reduced_strides)]
     columns = outputs > 1 and (near[0] < near[1] or (near[0] == near[1] and outputs >= length))
     if outputs > 1 and length > 1 and (kept if columns else reduced)[0] < WARP:
-        # Lanes along a dimension shorter than a warp reach into others, whose elements may be far away.
+        # Lanes along a dimension shorter than a warp extend into other dimensions, whose elements may be far away.
         pairs = [(kept_strides[i], reduced_strides[i]) for i in large]
         sectors = {x: _sectors_per_term(kept, reduced, pairs, x) for x in (True, False)}
         columns ^= sectors[not columns] < 0.9 * sectors[columns]
@@ -1139,8 +1209,10 @@ def sum_layout(shape: Sequence[int], streams: Sequence[Sequence[int]], result: S
 
 
 def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """True if sectors in which a large array has elements hold so little of it that two passes over it cost more than
-    a copy and two passes over that; or pairs of sectors, in which memory is read, of more than L2 keeps.
+    """True if two passes over a large array cost more than a copy and two passes over the copy.
+
+    This is so if the array fills little of the sectors that it touches, or little of the pairs of sectors in which
+    memory is read, if L2 does not keep these.
     """
     if prod(shape) < SMALL or 0 in strides or min(strides, default=0) < 0:
         return False
@@ -1154,11 +1226,12 @@ def is_sparse(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bo
 def reordered(
     shape: tuple[int, ...], streams: Mapping[int, Stream], stages_16_bits: bool, twice: bool, gaps: bool, several: bool
 ) -> dict[int, tuple[int, ...]]:
-    """The operands of the full shape that are copied into the order of the first, with the strides of the copies: those
-    of other orders, if they are read ``twice`` or have too many dimensions to be gathered; and large ones that would be
-    gathered from sectors which no cache keeps, or lie in tiles of single elements, or of pairs where these are 16 bits
-    or ``several`` gradients are written. If the first has ``gaps``, all take the row-major order, which its gradient
-    has.
+    """Returns the operands to copy into the order of the first one, with the strides of the copies.
+
+    ``streams`` holds the operands of the full shape. Operands in other orders are copied if they are read ``twice``, or
+    have too many dimensions to be gathered. Large ones are also copied if they would be gathered from sectors that no
+    cache keeps, or read in tiles of single elements, or of pairs if these have 16 bits or ``several`` gradients are
+    written. If the first one has ``gaps``, all are copied to row-major order, which its gradient has.
     """
     if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
         return {}
@@ -1184,7 +1257,7 @@ def reordered(
 
 
 def _is_scattered(found: Layout, itemsize: int) -> bool:
-    """True if the elements of some stream would be gathered from sectors that are read again and again."""
+    """True if some stream would be gathered from sectors that are read from memory again and again."""
     dense = [prod(found.sizes[:d]) for d in range(len(found.sizes))]
     apart = [min(range(len(s)), key=s.__getitem__) for s in found.strides]
     return any(
@@ -1194,8 +1267,9 @@ def _is_scattered(found: Layout, itemsize: int) -> bool:
 
 
 def blocks_vectors(full: Sequence[Stream], small: Stream, copy: Stream, shape: Sequence[int]) -> bool:
-    """True if the elements of a broadcast operand take single loads beside the operands of the full shape, where those
-    of a copy would be loaded in vectors.
+    """True if a broadcast operand forces loads of single elements, where its copy would allow vectors.
+
+    ``full`` are the operands of the full shape, which are read beside it.
     """
     if prod(shape) < COMPACTED_ELEMENTS:
         return False
@@ -1203,21 +1277,22 @@ def blocks_vectors(full: Sequence[Stream], small: Stream, copy: Stream, shape: S
 
 
 def is_out_of_order(order: Layout, stream: int, itemsize: int) -> bool:
-    """True if a kernel with this layout writes little of each sector of a stream at a time."""
+    """True if a kernel with this layout writes only a small part of each sector of a stream at a time."""
     scattered = order.kind != "flat" and order.kind not in TILED
     return scattered and _sectors(order.sizes, order.strides[stream], itemsize) > 3
 
 
 def has_narrow_tiles(order: Layout, itemsize: int) -> bool:
-    """True if a kernel with this layout writes a large array in micro-tiles of less than 16 bytes, which takes longer
-    than a copy from another order.
+    """True if a kernel with this layout writes a large array in micro-tiles of less than 16 bytes.
+
+    That takes longer than a copy from another order.
     """
     narrow = order.kind in TILED and not order.staged and order.vec_size * itemsize < 16
     return narrow and order.elements >= ORDERED_ELEMENTS
 
 
 def _sectors(sizes: Sequence[int], strides: Sequence[int], itemsize: int, sector: int = SECTOR_BYTES) -> float:
-    """Bytes of the sectors of the first elements, for each of their own."""
+    """Returns the bytes of the sectors that the first elements touch, per byte of these elements."""
     offsets = _offsets(sizes, strides, _SAMPLE)
     return len({x * itemsize // sector for x in offsets}) * sector / (len(offsets) * itemsize)
 
@@ -1228,7 +1303,7 @@ def _sectors_per_term(
     strides: Sequence[tuple[Sequence[int], Sequence[int]]],
     columns: bool,
 ) -> float:
-    """Sectors of float32 that a warp touches with its first terms, for each of them."""
+    """Returns the number of float32 sectors that a warp touches per term, for its first terms."""
     outputs, length = prod(kept), prod(reduced)
     if columns:
         across = min(WARP, outputs)
@@ -1244,7 +1319,7 @@ def _sectors_per_term(
 
 
 def _offsets(sizes: Sequence[int], strides: Sequence[int], count: int) -> set[int]:
-    """The offsets of the first elements."""
+    """Returns the offsets of the first ``count`` elements."""
     found = [0]
     for n, stride in zip(sizes, strides, strict=True):
         fewest = min(n, -(-count // len(found)))
@@ -1255,12 +1330,12 @@ def _offsets(sizes: Sequence[int], strides: Sequence[int], count: int) -> set[in
 def sum_in_vectors(
     x: SumLayout, streams: Sequence[Stream], result: Stream, unaligned: bool = False, heavy: int = 0
 ) -> SumLayout:
-    """The same sums with as many neighbouring elements in a lane as sizes, strides and addresses allow.
+    """Returns the sums with as many neighbouring elements per lane as sizes, strides and addresses allow.
 
-    Neighbours along whatever lanes run along: outputs, which are stored together, or terms, which are added. With
-    ``unaligned``, vectors may begin anywhere: terms that are not aligned are loaded one by one beside others, and of
-    many elements of 16 bits vectors are cut out of aligned words, if few elements of them are absent or the loss is not
-    ``heavy``.
+    Neighbours are those along the direction of the lanes: outputs, which are stored together, or terms, which are
+    added. With ``unaligned``, vectors may begin anywhere. Unaligned terms are then loaded one by one beside others.
+    Large sums, mostly of 16-bit elements, cut their vectors out of aligned words, unless the loss is ``heavy`` and too
+    many elements of these vectors are absent.
     """
     streams = [replace(s, read=False) for s in streams]
     along = x.kept if x.columns else x.reduced
@@ -1286,7 +1361,7 @@ def sum_in_vectors(
 
 
 def _ragged_sums(x: SumLayout, streams: Sequence[Stream], inner: Sequence[int], heavy: int) -> SumLayout | None:
-    """Sums in vectors that begin with each row, at any address; None where they take no less time."""
+    """Returns the sums in vectors that begin with each row, at any address; None if that takes no less time."""
     sizes = x.kept if x.columns else x.reduced
     row, read = sizes[0], [s.itemsize for s, step in zip(streams, inner, strict=False) if step]
     if not read or max(read) > 4 or x.outputs * x.length < RAGGED_ELEMENTS:
@@ -1294,7 +1369,7 @@ def _ragged_sums(x: SumLayout, streams: Sequence[Stream], inner: Sequence[int], 
     if max(read) > 2 and (x.columns or heavy or row < RAGGED_ROW[len(x.reduced) > 1]):
         return None
     if min(len(x.kept), len(x.reduced)) > 2:
-        return None  # parameters of a kernel have no room for another stream of so many dimensions
+        return None  # kernel parameters have no room for another stream with so many dimensions
     vec_size = 16 // max(read)
     while vec_size // 2 >= row:
         vec_size //= 2
@@ -1304,11 +1379,11 @@ def _ragged_sums(x: SumLayout, streams: Sequence[Stream], inner: Sequence[int], 
         return None
 
     vectors = -(-row // vec_size)
-    # Kernels have no dimensions of size 1 but a single one.
+    # Kernels have no dimension of size 1, unless it is the only one.
     first = 1 if vectors == 1 and len(sizes) > 1 else 0
 
     def counted(strides: tuple[tuple[int, ...], ...], along: bool) -> tuple[tuple[int, ...], ...]:
-        """The strides of vectors, with those of their places in a row in front of the result's."""
+        """Returns the strides in vectors, with a stream of positions within a row inserted before the result."""
         places = [0] * len(strides[0])
         if along:
             strides = tuple([(vec_size * s[0], *s[1:])[first:] for s in strides])
@@ -1332,8 +1407,9 @@ def _ragged_sums(x: SumLayout, streams: Sequence[Stream], inner: Sequence[int], 
 
 
 def _shared_sums(x: SumLayout) -> SumLayout:
-    """Cuts the sums into slices, and gives lanes and warps to an output: few outputs need more lanes each, short sums
-    leave lanes to other outputs.
+    """Cuts the sums into slices, and distributes lanes and warps over the outputs.
+
+    Few outputs need more lanes each; short sums leave lanes to other outputs.
     """
     if x.columns:
         lanes = max(1, min(WARP // -(-x.outputs // x.counted), x.slice_length))
@@ -1366,12 +1442,14 @@ def _shared_sums(x: SumLayout) -> SumLayout:
 
 
 def sum_grid(warps: int, processors: int) -> int:
-    """Blocks of a sum over which so many warps are spread: many more than run at once, since registers, and with them
-    the blocks that an SM holds, differ between losses.
+    """Returns the number of blocks of a sum that is spread over ``warps`` warps.
+
+    The limit is many more blocks than run at once: registers, and with them the number of resident blocks, differ
+    between losses.
     """
     return max(1, min(-(-warps * WARP // MAX_THREADS), processors * SUM_BLOCKS_PER_SM))
 
 
 def _nearest(strides: Sequence[Sequence[int]]) -> int:
-    """The smallest non-zero innermost stride of the streams."""
+    """Returns the smallest non-zero innermost stride of the streams."""
     return min((abs(s[0]) for s in strides if s[0] != 0), default=1 << 62)

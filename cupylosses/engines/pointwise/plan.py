@@ -1,7 +1,8 @@
 """Plans of element-wise losses: which kernels compute a value and its gradients, with which geometry.
 
-The value and the gradients of operands of the full shape come from one launch over all elements. The gradient of a
-broadcast operand, and a value that keeps some dimensions, are sums over the other dimensions: launches of their own.
+One launch over all elements computes the value and the gradients of operands of the full shape. A value that keeps some
+dimensions, and the gradient of a broadcast operand, are sums over the other dimensions. The same launch adds up the
+gradient of a broadcast operand if its layout allows that; all other sums are launches of their own.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from cupylosses.jit import compiler, gpu
 class ElementLaunch:
     """One launch over all elements: layout, chunks and grid, and the kernels for it.
 
-    Where nothing is added up, neither values (``adds``) nor gradients of ``broadcast`` operands, each warp takes one
-    batch, or a few of small ones: blocks that end make room for others, which keep more loads under way than warps that
-    take batch after batch.
+    If nothing is added up, neither values (``adds``) nor gradients of ``broadcast`` operands, each warp processes one
+    batch, or a few small ones: blocks that end make room for others, which keeps more loads in flight than warps that
+    process batch after batch.
     """
 
     def __init__(
@@ -68,8 +69,7 @@ class ElementLaunch:
             self.threads = min(self.threads, pointwise_layout.BATCH_THREADS)
             self.blocks = -(-self.chunks * gpu.WARP // self.threads)
         self.warps = self.blocks * self.threads // gpu.WARP
-        #: The partial sums of gradients of operands that are ``broadcast``, by slot, and where they begin behind the
-        #: records.
+        #: Partial sums of the gradients of ``broadcast`` operands, by slot, and where they start, after the records.
         self.sums: dict[int, pointwise_layout.PartialSums] = {}
         self.first_sums: dict[int, int] = {}
         end = self.warps
@@ -82,7 +82,7 @@ class ElementLaunch:
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
 
     def launcher(self, kind: str, gradients: Wanted, counted: bool = False) -> compiler.Launcher:
-        """The launcher of an entry point."""
+        """Returns the launcher of an entry point."""
         found = self._launchers.get((kind, gradients, counted))
         if found is None:
             variant = self.variant(kind, gradients, counted)
@@ -104,7 +104,7 @@ class ElementLaunch:
         return found
 
     def variant(self, kind: str, gradients: Wanted, counted: bool = False) -> PointwiseKernel:
-        """The kernel of an entry point."""
+        """Returns the kernel of an entry point."""
         plan, operands = self.plan, len(self.plan.tensors)
         access = self.layout.access
         element = access[2 * operands] if kind == "elements_gradient" else "none"
@@ -135,8 +135,10 @@ class ElementLaunch:
 def sum_step(
     plan: PointwisePlan, slot: int | None, grad_output: pointwise_layout.Stream | None, counted: bool = False
 ) -> Step:
-    """The launches that sum over some dimensions: the gradient of the broadcast operand in ``slot``, or with None the
-    value of a loss that keeps dimensions.
+    """Returns the launches that sum over some dimensions.
+
+    They compute the gradient of the broadcast operand in ``slot`` or, if ``slot`` is None, the value of a loss that
+    keeps dimensions.
     """
     operands = len(plan.tensors)
     if slot is None:
@@ -198,7 +200,7 @@ class PointwisePlan(Plan):
 
     static: Static
     loss: Loss
-    #: True if gradients have the order of their operands, whatever gaps these have.
+    #: True if every gradient has the dimension order of its operand, even if the operand has gaps.
     keeps_order = False
 
     def __init__(
@@ -208,14 +210,14 @@ class PointwisePlan(Plan):
         loss, static = self.loss, call.static
         self.result = static.out_dtype or promoted
         shapes = [x.shape for x in tensors]
-        #: The broadcast shape of the operands.
+        #: Broadcast shape of the operands.
         self.full_shape = pointwise_checks.broadcast(loss, shapes)
         self.elements = prod(self.full_shape)
         self.empty = self.elements == 0
         self.warning = pointwise_checks.broadcast_warning(loss, shapes)
         self.resolved = resolve(loss, static, self.full_shape)
         self.shape = self.resolved.shape
-        #: True if every element is a result.
+        #: True if every element has a result of its own.
         self.elementwise = self.resolved.dims == ()
         self.scalar = self.resolved.dims is None
         if self.elementwise:
@@ -228,7 +230,7 @@ class PointwisePlan(Plan):
         self.divides_by = tuple([i for i, x in enumerate(loss.operands) if weights and x is WEIGHT])
         self.storage = tuple(x.dtype for x in tensors)
         self.differentiable = tuple(x.dtype in checks.FLOATING for x in tensors)
-        # Operands that are read once per element: the launch over all elements writes their gradient.
+        # The launch over all elements writes the gradients of operands that are read once per element.
         self.speculative = tuple(prod(x.shape) == self.elements for x in tensors)
         if isinstance(loss, TangentLoss) and loss.base is not None:
             directions = (False,) * sum(loss.has_tangent)
@@ -241,7 +243,7 @@ class PointwisePlan(Plan):
         self._steps: dict[tuple[int | None, pointwise_layout.Stream | None, bool], Step] = {}
 
     def keep(self, strides: Sequence[int]) -> tuple[int, ...]:
-        """Strides over the dimensions of the result, extended by 0 for the dimensions that are reduced."""
+        """Returns strides of the result, extended by 0 for the reduced dimensions."""
         dims = self.resolved.dims
         if dims is None:
             return (0,) * len(self.full_shape)
@@ -249,9 +251,11 @@ class PointwisePlan(Plan):
         return tuple(0 if d in dims else next(rest) for d in range(len(self.full_shape)))
 
     def gradient_strides(self, slot: int) -> tuple[int, ...]:
-        """Those of the operand, or of an array in row-major order if it has gaps: autograd copies the gradient of a
-        leaf that has gaps into that order. An expanded operand has no order of its dimensions: its gradient takes that
-        of another operand. So does one that kernels would scatter.
+        """Returns the strides of the gradient of an operand.
+
+        They are those of the operand, or row-major if the operand has gaps: autograd copies the gradient of a leaf with
+        gaps into that order. An expanded operand has no dimension order of its own; its gradient takes that of another
+        operand. So does a gradient that kernels would scatter.
         """
         x = self.tensors[slot]
         if not _is_expanded(x) and slot not in self._scattered:
@@ -261,8 +265,10 @@ class PointwisePlan(Plan):
 
     @cached_property
     def _own(self) -> list[tuple[int, ...]]:
-        """The strides of each gradient, as far as they depend on its operand alone: in row-major order of operands with
-        gaps, unless kernels would take longer to write it so than autograd to copy it.
+        """Strides of each gradient, as far as they depend on its operand alone.
+
+        They are row-major for operands with gaps, unless kernels would take longer to write that order than autograd to
+        copy into it.
         """
         own = [x.gradient.strides for x in self.tensors]
         if self.keeps_order:
@@ -282,7 +288,7 @@ class PointwisePlan(Plan):
 
     @cached_property
     def with_aligned_gradients(self) -> PointwisePlan:
-        """The plan whose gradients have the order of their operands, as results of operators do."""
+        """Plan whose gradients have the dimension order of their operands, as graph operators guarantee."""
         if all([x.gradient.strides == self._own[i] for i, x in enumerate(self.tensors)]):
             return self
         plan = PointwisePlan(self.engine, Call(self.loss, (), self.static), self.tensors, self.promoted, self.machine)
@@ -291,8 +297,9 @@ class PointwisePlan(Plan):
 
     @cached_property
     def _scattered(self) -> frozenset[int]:
-        """The operands whose gradients kernels would write in little of each sector at a time, if these lay as the
-        operands do.
+        """Operands whose gradients would be scattered if they had the operands' strides.
+
+        Kernels would write only a small part of each sector of these gradients at a time.
         """
         if self.elements < pointwise_layout.ORDERED_ELEMENTS:
             return frozenset()
@@ -309,15 +316,18 @@ class PointwisePlan(Plan):
 
     @property
     def spills(self) -> bool:
-        """True of second derivatives in 16 bits of which 128 registers hold no more than four elements at a time. Those
-        of a loss that is heavier still fit, and took 8 % longer by fours; in float32 spills cost less than that.
+        """True for second derivatives in 16 bits that fit into 128 registers only with at most four elements at a time.
+
+        Those of heavier losses still fit, and took 8 % longer four elements at a time. In float32, spills cost less
+        than that.
         """
         narrow = all([interop.ITEMSIZE[x] == 2 for x in self.storage])
         return isinstance(self.loss, TangentLoss) and self.loss.heavy == 3 and narrow
 
     @property
     def shifts_one_by_one(self) -> bool:
-        """True of losses that have one shifted vector in flight, of any number of elements: heavy ones in float32.
+        """True for losses that have one shifted vector in flight for any number of elements: heavy ones in float32.
+
         Lighter ones, and elements of 16 bits, gain or lose a few percent by it.
         """
         wide = all([interop.ITEMSIZE[x] == 4 for x in self.storage])
@@ -325,17 +335,20 @@ class PointwisePlan(Plan):
 
     @property
     def micro_tile(self) -> int:
-        """Elements that a lane takes at a time of streams that disagree about the innermost dimension. A heavy loss, or
-        one of several operands, has registers for fewer; second derivatives of a heavier one, of a thousand
-        instructions and more, would be compiled for seconds.
+        """Number of elements that a lane processes at a time if streams disagree about the innermost dimension.
+
+        A heavy loss, or one of several operands, has registers for fewer. Second derivatives of a heavier one, with a
+        thousand instructions and more, would take seconds to compile.
         """
         if isinstance(self.loss, TangentLoss) and self.loss.heavy > 2:
             return 4
         return 16 if self.loss.heavy or len(self.tensors) > 2 else 32
 
     def layout_of(self, streams: Sequence[pointwise_layout.Stream]) -> pointwise_layout.Layout:
-        """The layout of the index space. In 16 bits the arithmetic of a heavy loss takes longer than what is saved by
-        tiles in shared memory.
+        """Returns the layout of the index space.
+
+        Tiles of 16-bit elements of a heavy loss are not staged in shared memory: its arithmetic takes longer than
+        staging saves.
         """
         base = (isinstance(self.loss, TangentLoss) and self.loss.base) or self.loss
         return pointwise_layout.layout(self.full_shape, streams, self.micro_tile, stages_16_bits=not base.heavy)
@@ -367,19 +380,19 @@ class PointwisePlan(Plan):
         compute = "float64" if "float64" in [x.dtype for x in tensors] else "float32"
         call = Call(counting(weighted, masked), (), Static("sum", None, "float64"))
         plan = PointwisePlan(self.engine, call, tensors, compute, self.machine)
-        # What is broadcast is read once, and counts as often as it is used.
+        # Elements of broadcast arrays are read once, and count as often as they are used.
         return plan, positions, self.elements / plan.elements
 
     def denominator(self) -> tuple[PointwisePlan, tuple[int, ...], float]:
-        """The plan that sums the weights, or counts the elements, that the mask leaves."""
+        """Returns the plan that sums the weights, or counts the elements, that the mask keeps."""
         return self._denominator
 
     @cached_property
     def streams(self) -> list[pointwise_layout.Stream]:
-        """The operands and, for each, its gradient (of strides 0 where the launch over all elements writes none).
+        """The operands and, for each, its gradient (with strides 0 if the launch over all elements does not write it).
 
-        Gradients take part in the layout whether they are wanted or not, so that the order of additions, and with it
-        the value's bits, do not depend on it.
+        Gradients take part in the layout whether they are wanted or not. So the order of additions, and with it the
+        bits of the value, do not depend on which are wanted.
         """
         return self._streams_of([self.gradient_strides(i) for i in range(len(self.tensors))])
 
@@ -402,8 +415,10 @@ class PointwisePlan(Plan):
 
     @cached_property
     def _broadcast(self) -> list[int]:
-        """The broadcast operands whose gradients are summed beside the value. Weights are not: their gradients are
-        rarely wanted. A second derivative has no registers to spare.
+        """Broadcast operands whose gradients are summed beside the value.
+
+        Weights are left out, since their gradients are rarely wanted. Second derivatives have no registers to spare, so
+        they sum none.
         """
         if isinstance(self.loss, TangentLoss):
             return []
@@ -411,7 +426,11 @@ class PointwisePlan(Plan):
         return [i for i, (x, full, floating) in enumerate(kinds) if floating and not full and x is not WEIGHT]
 
     def _summing_launch(self, last: pointwise_layout.Stream) -> ElementLaunch | None:
-        """The launch that also leaves partial sums of the gradients of broadcast operands, if it can."""
+        """Returns the launch that also leaves partial sums of the gradients of broadcast operands, or None.
+
+        None if there are no such operands, if their sums cannot be left, or if wider vectors without the sums save
+        more. ``last`` is the stream of a ``grad_output`` per element, or of none.
+        """
         if not self._broadcast:
             return None
         streams = [*self.streams, last]
@@ -423,7 +442,7 @@ class PointwisePlan(Plan):
         itemsize = min([x.itemsize for x in streams if any(x.strides)], default=1)
         narrow = not launch.layout.joined and launch.layout.vec_size * itemsize < 16
         if narrow and launch.layout.kind in pointwise_layout.STRIPS:
-            # Wider vectors save more than a launch of their own for the sums costs.
+            # Wider vectors save more than a separate launch for the sums costs.
             plain = [*self.streams, last]
             gathered = pointwise_layout.gathered(self.layout_of(plain), plain)
             if gathered and gathered.vec_size > launch.layout.vec_size:
@@ -432,7 +451,7 @@ class PointwisePlan(Plan):
 
     @cached_property
     def elements_launch(self) -> ElementLaunch:
-        """The launch that computes the value."""
+        """Launch that computes the value."""
         none = pointwise_layout.Stream((0,) * len(self.full_shape), interop.ITEMSIZE[self.result])
         if self.scalar and (launch := self._summing_launch(none)):
             return launch
@@ -450,7 +469,7 @@ class PointwisePlan(Plan):
 
     @cached_property
     def product_launch(self) -> ElementLaunch:
-        """The launch of gradients for one ``grad_output`` without a value."""
+        """Launch that computes the gradients for one ``grad_output``, without a value."""
         return self.gradient_launch(pointwise_layout.Stream((0,) * len(self.full_shape), interop.ITEMSIZE[self.result]))
 
     def unreduced_step(self, counted: bool) -> Step:
@@ -480,7 +499,7 @@ class PointwisePlan(Plan):
         return steps
 
     def gradient_launch(self, grad_output: pointwise_layout.Stream) -> ElementLaunch:
-        """The launch that computes the gradients for a ``grad_output`` per element."""
+        """Returns the launch that computes the gradients for a ``grad_output`` per element."""
         found = self._gradient_launches.get(grad_output)
         if found is None:
             found = ElementLaunch(self, [*self.streams, grad_output], self.machine.processors, spread=self.has_product)
@@ -488,7 +507,7 @@ class PointwisePlan(Plan):
         return found
 
     def _summing_launch_of(self, grad_output: pointwise_layout.Stream) -> ElementLaunch | None:
-        """A launch of gradients that leaves partial sums of those of broadcast operands, if it can leave any."""
+        """Returns a launch of gradients that leaves partial sums for those of broadcast operands, or None."""
         if grad_output not in self._summing_launches:
             self._summing_launches[grad_output] = self._summing_launch(grad_output)
         return self._summing_launches[grad_output]
@@ -496,14 +515,14 @@ class PointwisePlan(Plan):
     def sum_step(
         self, slot: int | None, grad_output: pointwise_layout.Stream | None = None, counted: bool = False
     ) -> Step:
-        """The launches that sum the gradient of a broadcast operand, or the value over some dimensions."""
+        """Returns the launches that sum the gradient of a broadcast operand, or the value over some dimensions."""
         found = self._steps.get((slot, grad_output, counted))
         if found is None:
             found = self._steps[slot, grad_output, counted] = sum_step(self, slot, grad_output, counted)
         return found
 
     def upstream_stream(self, strides: Sequence[int], misalignment: int) -> pointwise_layout.Stream:
-        """A ``grad_output`` per index of the result as the layout sees it."""
+        """Returns a ``grad_output`` per index of the result as the layout sees it."""
         return pointwise_layout.Stream(
             self.keep(strides) if not self.elementwise else tuple(strides),
             interop.ITEMSIZE[self.result],

@@ -1,12 +1,12 @@
-"""How the elements of a loss become its result: the reduction, the dimensions it runs over, and what it divides by.
+"""Reductions of element-wise losses: from elements to a result, over which dimensions and with which divisor.
 
-    none            an element per element
-    sum             their sum
-    mean            the sum over the number of elements that are not masked
-    weighted_mean   the sum over the sum of the weights of these; without a weight, `mean`
-    batchmean       the sum over the size of the first dimension
+    none            one result per element
+    sum             the sum of the elements
+    mean            the sum divided by the number of elements that are not masked out
+    weighted_mean   the sum divided by the sum of the weights of these elements; without a weight, `mean`
+    batchmean       the sum divided by the size of the first dimension
 
-A normalizer takes the place of whatever a mean divides by.
+A normalizer replaces the divisor of a mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from cupylosses.engines.pointwise.definition import Loss, ModifiedLoss
 class Static(NamedTuple):
     """The settings that plans of element-wise losses specialise on.
 
-    ``normalized`` is True if a normalizer is given. ``flags`` are the positions of the choices of the loss's flags.
+    ``normalized`` is True if a normalizer is passed. ``flags`` holds the position of the choice for each flag of the
+    loss.
     """
 
     kind: str = "mean"
@@ -33,12 +34,13 @@ class Static(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """A reduction of a form of a loss, of a given shape.
+    """The reduction of a loss, possibly a modified one, for a given shape.
 
-    ``dims`` are the dimensions that are reduced: None for all of them, to a number, and () for none; ``shape`` is that
-    of the result. The sum is divided by ``divisor``, times the weight if that is a number and ``weighted``, times what
-    is found on the device: the sum of the weights (``weights``), or the number of elements (``counts``), that the mask
-    leaves if there is one (``masked``).
+    ``dims`` are the dimensions that are reduced: () for none, and None for all of them, which leaves one number.
+    ``shape`` is that of the result. The sum is divided by the product of up to three factors: ``divisor``; if
+    ``weighted``, the weight, which is a number; and a factor that is found on the device, the sum of the weights
+    (``weights``) or the number of elements (``counts``). With ``masked``, the latter two count only elements that the
+    mask keeps.
     """
 
     dims: tuple[int, ...] | None
@@ -51,17 +53,17 @@ class Resolved(NamedTuple):
 
     @property
     def counted(self) -> bool:
-        """Whether the divisor is found on the device."""
+        """True if a factor of the divisor is found on the device."""
         return self.weights or self.counts
 
     @property
     def found(self) -> bool:
-        """Whether the divisor depends on more than shapes."""
+        """True if the divisor depends on more than shapes."""
         return self.counted or self.weighted
 
 
 def resolve(loss: Loss, how: Static, shape: Sequence[int]) -> Resolved:
-    """What a reduction means for a form of a loss and the broadcast shape of its operands."""
+    """Returns the reduction of a loss for the broadcast shape of its operands."""
     shape, kind = tuple(shape), how.kind
     rows = loss.mean_of_rows and how.dim is None
     dims: tuple[int, ...] | None
@@ -74,9 +76,10 @@ def resolve(loss: Loss, how: Static, shape: Sequence[int]) -> Resolved:
     if dims is not None and len(dims) == len(shape):
         dims = None
     kept = () if dims is None else tuple(n for d, n in enumerate(shape) if d not in dims)
-    # Of lists: Dynamo hands them to `prod`, and no generator.
+    # Lists, because Dynamo passes them to `prod`, but no generators.
     size = prod(shape) if dims is None else prod([shape[d] for d in dims])
-    # The sum of rows that are means. Not as floats: where torch.compile traces, sizes may be symbols, and stay so.
+    # The divisor of a sum of rows that are means. Not a float: while torch.compile traces, sizes may be symbols, and
+    # have to stay symbols.
     divisor = shape[-1] if rows and shape and kind in ("sum", "batchmean") else 1
     if how.normalized or kind == "sum":
         return Resolved(dims, kept, divisor)

@@ -1,8 +1,8 @@
-"""The reference formulas, through the array API: the path of CPU arrays, and the third derivatives of any.
+"""Reference formulas through the array API: the path of CPU arrays, and of third derivatives of any array.
 
-Written for being right, not fast: a formula of a definition runs in the arithmetic type (float32; float64 for float64
-operands and NumPy arrays), sums run in float64, and the result is rounded once. Derivatives are those of the array
-library.
+They are written for correctness, not for speed. The formula of a definition runs in the arithmetic type (float32;
+float64 for float64 operands and NumPy arrays), sums run in float64, and the result is rounded once. Derivatives are
+those of the array library.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from cupylosses.reference_math import divide, float64_scalar
 
 
 def evaluate(call: Call, promoted: str) -> Any:
-    """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double."""
+    """Returns the loss of a call whose operands promote to dtype ``promoted``.
+
+    A normalizer is a number or a float64 array.
+    """
     loss: Any = call.loss
     operands, parameters, static = call.arrays, call.scalars, call.static
     xp = interop.namespace(operands[0])
     shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
     resolved = resolve(loss, static, shape)
-    # NumPy's own functions of float32 are off by several units.
+    # NumPy's own float32 functions are off by several units in the last place.
     single = promoted != "float64" and interop.kind(operands[0]) != "numpy"
     wide = [xp.astype(x, xp.float32 if single else xp.float64, copy=False) for x in operands]
     result = elements(loss, wide, loss.bind(parameters, static.flags))
@@ -45,7 +48,7 @@ def evaluate(call: Call, promoted: str) -> Any:
 
 
 def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> Any:
-    """The value per element, in the dtype of the operands; values of parameters and flags by name."""
+    """Returns the value per element, in the dtype of the operands; ``values`` holds parameters and flags by name."""
     if loss.reference is None:
         raise checks.no_reference(loss)
     xp = interop.namespace(operands[0])
@@ -59,7 +62,7 @@ def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> 
 
 
 def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axis: Sequence[int], weights: bool) -> Any:
-    """The weights, or elements, that the mask leaves, summed over the reduced dimensions."""
+    """Returns the sum, over the reduced dimensions, of the weights or of the elements that the mask keeps."""
     given = {o.name: x for o, x in zip(call.loss.operands, wide, strict=True) if o in (WEIGHT, MASK)}
     counted = given["weight"] if weights else given["mask"]
     if weights and "mask" in given:
@@ -69,9 +72,10 @@ def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axi
 
 
 def _with_nan_gradients(xp: Any, elements: Any, operands: Sequence[Any]) -> Any:
-    """The same values; where one is NaN, so are its derivatives with respect to every operand.
+    """Returns the same values; an element that is NaN has NaN derivatives with respect to every operand.
 
-    The kernels have this rule. torch has none: its ``abs`` says 0, and a ``where`` forgets the operand not chosen.
+    The kernels follow this rule. torch does not: its ``abs`` has a derivative of 0 there, and a ``where`` ignores the
+    operand that is not chosen.
     """
     bad = xp.isnan(elements)
     zero = xp.zeros_like(elements)

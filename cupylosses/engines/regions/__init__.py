@@ -1,4 +1,4 @@
-"""The engine of region losses: formulas of the overlap of predicted and true regions."""
+"""Engine of region losses: functions of the overlap of predicted and true regions."""
 
 from cupylosses.engines.regions.engine import REGIONS
 

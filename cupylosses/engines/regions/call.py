@@ -1,4 +1,4 @@
-"""A call of a region loss: its static part, its arrays by name, and its settings by name."""
+"""A call of a region loss: its static part, and its arrays and numbers by name."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Any, NamedTuple
 from cupylosses.call import Call
 from cupylosses.engines.regions.definition import PARAMETERS, RegionLoss
 
-#: The numbers of a call before those of the loss's own voxels: the formula's, `empty` (NaN for None), the share of
-#: regions, and that of voxels.
+#: Names of the leading scalars of a call: the parameters of the formula, `empty` (NaN for None), and the shares of the
+#: region loss and of the voxel loss. The parameters of the voxel loss follow them.
 NUMBERS = (*PARAMETERS, "empty", "share", "voxel_share")
 
 
 class Static(NamedTuple):
-    """The settings that plans specialise on.
+    """Settings of a call that plans specialise on.
 
     Attributes:
-        kind: "labels", or "dense" for a target per class.
-        class_dim: The dimension of the classes, counted from 0.
-        activation, overlap, pool, absent, weighting, weight_in, average, gamma_over: As the call has them.
-        log_loss, mean_of_weights, background: Likewise; the last is True if class 0 has a region.
-        power: True if the exponent is not 1.
-        voxel: The expression of the loss of a voxel: "row", "term", "element", or "" for none.
-        smoothed: True if labels are smoothed, for which kernels are compiled.
-        class_weighted, weighted, masked: True if class weights of regions, of voxels, a mask are among the arrays.
-        ignore_index: The label of voxels that do not count.
-        reduction, out_dtype: As the call has them.
-        check: When a label that is no class raises.
-        normalized: True if a normalizer is given, which replaces whatever else a mean divides by.
-        has_tangent: Of the arrays, those that have a tangent: the call is a derivative along these.
+        kind: "labels" for class indices, "dense" for dense targets (a value per class).
+        class_dim: Class dimension of the input, counted from 0.
+        activation, overlap, pool, absent, weighting, weight_in, average, gamma_over: Options of the call.
+        log_loss, mean_of_weights: Options of the call.
+        background: True if class 0 has a region.
+        power: True if `gamma` differs from 1.
+        voxel: Name of the expression of the voxel loss: "row", "term" or "element"; "" without a voxel loss.
+        smoothed: True if labels are smoothed; kernels are compiled for it.
+        class_weighted, weighted, masked: True if the arrays include `class_weight`, `weight`, `mask`.
+        ignore_index: Label of voxels that do not count.
+        reduction, out_dtype: Options of the call.
+        check: Time at which an invalid label raises: the value of `check_targets`.
+        normalized: True if a normalizer is given. It replaces the divisor of a mean.
+        has_tangent: One flag per array, True if it has a tangent. The call is then the derivative along these tangents.
     """
 
     kind: str
@@ -61,12 +62,12 @@ class Static(NamedTuple):
 
     @property
     def class_dims(self) -> tuple[int, int | None]:
-        """The dimension of the classes in the input and in the target, None if that has labels."""
+        """Class dimensions of the input and of the target; None for a target of labels."""
         return self.class_dim, None if self.kind == "labels" else self.class_dim
 
     @property
     def label_apart(self) -> bool:
-        """True if the label's class is kept apart from the others where classes are in registers (``kLabelApart``)."""
+        """True if kernels can handle the label's class apart from the others (``kLabelApart``)."""
         return (self.kind, self.activation, self.overlap) == ("labels", "softmax", "product")
 
     @property
@@ -81,14 +82,14 @@ class Static(NamedTuple):
 
 
 def names(loss: RegionLoss, static: Static) -> tuple[str, ...]:
-    """The names of a call's arrays, without those of tangents."""
+    """Returns the names of a call's arrays, without tangents."""
     own = [x.name for x in loss.operands]
     own += ["class_weight"] * static.class_weighted + ["weight"] * static.weighted + ["mask"] * static.masked
     return tuple(own)
 
 
 class Regions:
-    """A call with its arrays and numbers by name: how checks and formulas see it."""
+    """A call with its arrays and numbers by name, as checks and reference formulas use it."""
 
     def __init__(self, call: Call) -> None:
         loss: Any = call.loss
@@ -101,27 +102,27 @@ class Regions:
         self.class_weight, self.weight, self.mask = (self.arrays.get(x) for x in ("class_weight", "weight", "mask"))
         numbers = call.scalars or default_numbers(loss)
         self.numbers = dict(zip(NUMBERS, numbers, strict=False))
-        #: The parameters of the loss of a voxel.
+        #: Parameters of the voxel loss, by name.
         self.of_voxels = dict(zip([x.name for x in loss.of_voxels], numbers[len(NUMBERS) :], strict=True))
 
     @property
     def voxels(self) -> tuple[int, ...]:
-        """The shape of the voxels of all samples."""
+        """Shape of the voxels: that of the input without its class dimension."""
         return without(tuple(self.input.shape), self.static.class_dim)
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return int(self.input.shape[self.static.class_dim])
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """The shape of the groups."""
+        """Shape of the groups of cells."""
         return shape_of_groups(self.static, self.voxels[0], self.classes)
 
 
 def default_numbers(loss: RegionLoss) -> tuple[float, ...]:
-    """The numbers of a call that gives none."""
+    """Returns the default numbers, for a call without scalars."""
     own = {x.name: x.default for x in loss.parameters}
     first = [loss.fixed.get(x, own.get(x, spec.default)) for x, spec in PARAMETERS.items()]
     shares = [own[x] for x in loss.share] or [1.0, 0.0]
@@ -129,11 +130,11 @@ def default_numbers(loss: RegionLoss) -> tuple[float, ...]:
 
 
 def shape_of_groups(static: Static, samples: int, classes: int) -> tuple[int, ...]:
-    """The shape of the groups of cells."""
+    """Returns the shape of the groups: samples and classes with a region, except pooled dimensions."""
     regions = classes if static.background else classes - 1
     return (*([] if static.pools_batch else [samples]), *([] if static.pools_classes else [regions]))
 
 
 def without(x: Sequence[Any], dim: int) -> tuple[Any, ...]:
-    """A sequence without one of its entries."""
+    """Returns a sequence without entry `dim`."""
     return (*x[:dim], *x[dim + 1 :])

@@ -1,4 +1,4 @@
-"""The checks of calls of region losses, with their messages, in the manner of :mod:`cupylosses.checks`."""
+"""Checks of region loss calls, and their error messages, in the style of :mod:`cupylosses.checks`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cupylosses.checks import FLOATING, INTEGER, dtype_name
 from cupylosses.engines.regions.call import Regions, without
 from cupylosses.engines.regions.definition import RegionLoss
 
-#: Sequences of dimensions that stand for a choice of `pool`.
+#: Value of `pool` for each sequence of dimensions that a caller may pass instead.
 _POOLS = {(): "none", ("batch",): "batch", ("class",): "class", ("batch", "class"): "both", ("class", "batch"): "both"}
 
 
 def settings(loss: RegionLoss, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a call: those given, else those of the preset, else their defaults; all checked."""
+    """Returns the checked options of a call: those passed, else those of the preset, else their defaults."""
     preset = preset_of(loss, given["preset"])
     found: dict[str, Any] = dict(loss.fixed)
     for spec in loss.options:
@@ -37,7 +37,7 @@ def settings(loss: RegionLoss, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_of(loss: RegionLoss, name: Any) -> Mapping[str, Any]:
-    """The settings of a preset."""
+    """Returns the settings of a preset. Raises ValueError for an unknown name."""
     if name is None:
         return {}
     if not isinstance(name, str) or name not in loss.presets:
@@ -49,7 +49,7 @@ def preset_of(loss: RegionLoss, name: Any) -> Mapping[str, Any]:
 
 
 def combination(loss: RegionLoss, found: Mapping[str, Any], class_weight: Any) -> None:
-    """Options that exclude each other."""
+    """Raises ValueError for options that exclude each other."""
 
     def refuse(what: str, hint: str) -> None:
         raise ValueError(f"{loss.name}: {what} {hint}")
@@ -86,10 +86,11 @@ def combination(loss: RegionLoss, found: Mapping[str, Any], class_weight: Any) -
 
 
 def kind(loss: RegionLoss, input_shape: tuple[int, ...], dim: int, target: Any) -> tuple[str, str]:
-    """Kind of a target, "labels" or "dense", and how its class dimension is to be changed: "" not, "drop" or "add".
+    """Returns the kind of a target, "labels" or "dense", and the change to its class dimension: "", "drop" or "add".
 
-    Integer targets without a class dimension, or with one of size 1 beside several classes, hold labels. Those of the
-    input's shape have a value per class.
+    Targets of the input's shape are dense: they have a value per class. Integer targets hold labels if they have no
+    class dimension, or one of size 1 although there are several classes. With a single class, a target without a class
+    dimension is dense.
     """
     shape, classes = tuple(target.shape), input_shape[dim]
     voxels = without(input_shape, dim)
@@ -108,7 +109,7 @@ def kind(loss: RegionLoss, input_shape: tuple[int, ...], dim: int, target: Any) 
 
 
 def dtypes(call: Regions) -> None:
-    """Each array's dtype must be one that is read."""
+    """Raises TypeError for dtypes that kernels and formulas do not read."""
     loss = call.loss
     for name, x in call.arrays.items():
         given = dtype_name(x)
@@ -127,7 +128,10 @@ def dtypes(call: Regions) -> None:
 
 
 def shapes(call: Regions) -> None:
-    """The target must have the voxels of the input, class weights one number per class, and a mask broadcast."""
+    """Checks the shapes of target, class weights and mask against that of the input.
+
+    Also raises for weights that require a gradient, and for dense targets of a voxel loss that needs labels.
+    """
     loss, static, classes, voxels = call.loss, call.static, call.classes, call.voxels
     first, second = (x.name for x in loss.operands)
     shape, given = tuple(call.input.shape), tuple(call.target.shape)
@@ -172,6 +176,6 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 def arrays(call: Regions) -> None:
-    """Every check of dtypes and shapes."""
+    """Checks the dtypes and shapes of all arrays."""
     dtypes(call)
     shapes(call)

@@ -1,4 +1,4 @@
-"""From the definition of a region loss to CUDA source: the glue of ``kernels/regions/``."""
+"""Generates CUDA source from the definition of a region loss: the glue code of ``kernels/regions/``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cupylosses.jit.sources import FUNCTOR, nested
 FILES = (*FUNCTOR, "regions/tiles.cuh")
 SECOND_FILES = nested((*FUNCTOR, "regions/region_hvp.cuh"))
 
-#: Entry points: what each computes.
+#: Results of each kind of kernel.
 KINDS = {
     "value": "the reduced value, and the residual",
     "sums": "the sums of chunks, for values of groups",
@@ -39,7 +39,7 @@ KINDS = {
 }
 SECOND = ("hvp_sums", "hvp_groups", "hvp")
 
-#: The names that kernels have for settings.
+#: Names of the settings in kernels.
 _ACTIVATION = {"softmax": "kSoftmax", "sigmoid": "kSigmoid", "none": "kProbabilities"}
 _OVERLAP = {"product": "kProduct", "min": "kMinimum", "squared": "kSquared"}
 _VOXEL = {"": "kNoVoxelLoss", "row": "kRow", "term": "kTerm", "element": "kElement"}
@@ -47,25 +47,27 @@ _POOL = {"none": "kPoolNone", "batch": "kPoolBatch", "class": "kPoolClass", "bot
 _ABSENT = {"skip": "kSkipAbsent", "zero": "kZeroAbsent", "keep": "kKeepAbsent"}
 _WEIGHTING = {"uniform": "kUniform", "simple": "kSimple", "square": "kSquare"}
 
-#: Arguments of the functor of each expression of a voxel.
+#: Arguments of the functor, by expression of the voxel loss.
 _CALLED_WITH = {
     "row": ("nll", "rest", "lse", "smooth", "weight"),
     "term": ("log_p", "target", "weight", "classes"),
     "element": ("input", "target", "weight", "classes"),
 }
-#: Partial sums that a thread of the last block has in flight, as registers of two blocks of a multiprocessor, or more,
-#: have room for.
+#: Number of partial sums that a thread of the last block loads at a time, limited by registers: with up to two blocks
+#: per multiprocessor, and with more.
 PARTIALS_AHEAD = (36, 16)
 
 
 @dataclass(frozen=True)
 class RegionKernel(Kernel):
-    """A compiled module of this engine. Equal ones have equal source.
+    """A kernel of this engine. Equal instances have equal source.
 
-    ``class_weight`` and ``weight`` are dtypes, or "". ``static`` is that of the call without what kernels take as
-    arguments. ``held`` classes are in registers of each of ``lanes``, or none; with ``wide`` vectors are read at once.
-    ``tile`` voxels have their logits in shared memory, or 0; ``packed`` and ``word`` are those of the layout, and
-    packed vectors are moved ``by_warps``.
+    ``class_weight`` and ``weight`` are the dtypes of these arrays, or "" without them. ``static`` is the static part of
+    the call without what kernels take as arguments. ``held`` is the number of classes that each of ``lanes`` threads
+    keeps in registers, or 0. With ``wide``, a vector is one load. ``many`` is True if voxels have several
+    dimensions. With ``staged``, logits and labels pass through shared memory (``StagedVectors``). With ``counted``, the
+    divisor is read from memory. ``tile`` is the number of voxels whose logits are in shared memory, or 0. ``packed``
+    and ``word`` are those of the layout. With ``by_warps``, the lanes of a warp move packed vectors together.
     """
 
     loss: RegionLoss
@@ -99,7 +101,7 @@ class RegionKernel(Kernel):
     def narrow(self) -> bool:
         if self.kind in SECOND:
             return False
-        # The value's dtype says nothing of gradients.
+        # Gradients do not depend on the dtype of the value.
         arrays = [self.input, *([] if self.kind == "from_residual" else [self.result])]
         arrays += [self.target] if self.static.kind == "dense" else []
         return self.compute == "float32" and all([ITEMSIZE[x] <= 2 for x in arrays])
@@ -110,7 +112,7 @@ class RegionKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         names = (self.input, self.target, self.class_weight, self.weight, "bool" if self.mask else "")
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], STORAGE[self.compute][1]]
@@ -142,7 +144,7 @@ class RegionKernel(Kernel):
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel function."""
         return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
 
     @property
@@ -175,13 +177,13 @@ class RegionKernel(Kernel):
 
 
 def number_of(kernel: RegionKernel) -> str:
-    """The type of the numbers of the loss of a voxel."""
+    """Returns the C++ type in which the voxel loss is evaluated."""
     compute = STORAGE[kernel.compute][0]
     return f"NestedDual<{compute}>" if kernel.kind in SECOND else compute
 
 
 def _functor(kernel: RegionKernel) -> Iterator[str]:
-    """The loss of a voxel."""
+    """Yields the functor ``Loss``, which evaluates the voxel loss."""
     loss, part, compute = kernel.loss, kernel.static.voxel, STORAGE[kernel.compute][0]
     parameters = [x.name for x in loss.of_voxels] if part else []
     expression = loss.expressions[part] if part else ""
@@ -248,7 +250,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
         static.log_loss,
         static.power and static.gamma_over == "group",
         static.power and static.gamma_over == "mean",
-        # Groups that are not reduced have no mean of samples, of which the divisors would never be written.
+        # Without a reduction there is no mean over samples, and its divisors would never be written.
         static.average == "samples" and static.reduction != "none",
         static.weight_in == "score",
         static.mean_of_weights,
@@ -332,7 +334,7 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             yield "  extern __shared__ uint4 staged[];"
             yield "  groups.keep(reinterpret_cast<double*>(staged), room);"
         elif kind == "value":
-            # Nothing reads any more what the sums have left there.
+            # Nothing reads the shared memory of the sums any more.
             yield "  groups.keep(reinterpret_cast<double*>(staged), room);"
     if kind == "value":
         yield f"  finish_value<{_bool(static.voxel)}>(groups, divisor, value, residual);"

@@ -1,18 +1,18 @@
 """Definition of a region loss: a formula of the overlap of predicted and true regions, one region per class.
 
-    p = softmax(input), sigmoid(input) or input        t = [target = c], or a target per class
+    p = softmax(input), sigmoid(input) or input        t = [target = c], or dense targets (a value per class)
     I = sum p t      FP = sum p (1 - t)      FN = sum (1 - p) t          over the voxels of each sample and class
     S = (I + smooth_nr) / max(I + alpha FP + beta FN + smooth_dr, floor)
     L = (offset - S)^gamma                             for each group of cells (sample, class), then averaged
 
 Samples or classes may be pooled into groups first. All region losses of segmentation libraries are this formula with
-other settings, which presets name. A :class:`RegionLoss` fixes some of the settings; and may add a loss of every voxel,
-an expression that the same two reads of the input serve:
+different settings, which presets name. A :class:`RegionLoss` fixes some of the settings. It may add a voxel loss, an
+expression that is evaluated for every voxel during the same two reads of the input:
 
-    row      of a label y under a softmax: a function of nll = -log p_y, rest = 1 - p_y, smooth = -(1 / C) sum_c w_c
+    row      for a label y under a softmax: a function of nll = -log p_y, rest = 1 - p_y, smooth = -(1 / C) sum_c w_c
              log p_c and the class weight w_y
-    term     of a target per class under a softmax: the summand of class c, of log p_c, t_c, w_c and C
-    element  of each class alone, under a sigmoid: of the logit, t_c and w_c
+    term     for dense targets under a softmax: the summand of class c, a function of log p_c, t_c, w_c and C
+    element  for each class separately, under a sigmoid: a function of the logit, t_c and w_c
 
 Nothing here imports an array library, CUDA or a compiler.
 """
@@ -38,13 +38,13 @@ from cupylosses.definition.base import (
 from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
 
-#: Reductions of groups, and of a loss that adds one of every voxel.
+#: Reductions of the losses of groups. Losses with a voxel loss only have 'mean'.
 REDUCTIONS = ("none", "mean", "sum")
 
 #: Default of ``ignore_index``, as in torch.
 IGNORED = -100
 
-#: The numbers of the formula, in the order in which kernels take them.
+#: Parameters of the formula, in the order of kernel arguments.
 PARAMETERS: Mapping[str, Parameter] = {
     x.name: x
     for x in (
@@ -87,7 +87,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     )
 }
 
-#: The choices of the formula.
+#: Options of the formula.
 FLAGS: Mapping[str, Flag] = {
     x.name: x
     for x in (
@@ -159,7 +159,7 @@ FLAGS: Mapping[str, Flag] = {
 }
 
 
-#: Types in stubs of arguments.
+#: Types of the arguments in stubs.
 _ANNOTATIONS: Mapping[str, str] = {
     **ANNOTATIONS,
     "preset": "str | None",
@@ -174,20 +174,20 @@ _ANNOTATIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RegionLoss(Definition):
-    """A loss of regions.
+    """A loss of the overlap of regions, optionally with a voxel loss.
 
-    ``fixed``       settings of :data:`PARAMETERS` that are no arguments of this loss, with their values.
+    ``fixed``       values of those :data:`PARAMETERS` that are not arguments of this loss.
     ``presets``     settings of libraries and papers, by name.
-    ``row``, ``term``, ``element``  expressions of the loss of a voxel (see above); none for a loss of regions alone.
-    ``chosen_by``   the flag whose value, "softmax" or "sigmoid", says which of them is taken.
-    ``share``       the parameters that multiply the loss of regions, and that of voxels.
-    ``smoothing``   the parameter for which kernels keep ``smooth``; it has no meaning for ``element``.
-    ``references``  ``row``, ``term``, ``element`` through the array API: functions of ``xp`` and, by name, of what the
-                    expressions see.
-    ``of_weights``  True if a mean over voxels divides by the sum of the weights of their labels.
+    ``row``, ``term``, ``element``  expressions of the voxel loss (see above); None without one.
+    ``chosen_by``   the flag whose value, "softmax" or "sigmoid", selects the expression.
+    ``share``       the parameters that multiply the region loss and the voxel loss.
+    ``smoothing``   the label smoothing parameter, for which kernels compute ``smooth``. It must be 0 with ``element``.
+    ``references``  ``row``, ``term``, ``element`` in the array API: functions of ``xp`` and, by keyword, of the names
+                    that the expressions use.
+    ``of_weights``  True if the mean over voxels divides by the sum of the weights of their labels.
     ``tentative``   condition on the parameters under which ``element`` is evaluated tentatively first (``kTentative``
-                    in ``kernels/core/dual.cuh``): all classes of a voxel again, if the sum of their losses is not
-                    finite.
+                    in ``kernels/core/dual.cuh``). If the sum of a voxel's losses over its classes is not finite, all
+                    its classes are evaluated again.
     """
 
     fixed: Mapping[str, float] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class RegionLoss(Definition):
     of_weights: bool = False
     tentative: str = ""
 
-    #: Names that the expressions see besides parameters and constants.
+    #: Names available to each expression, besides parameters and constants.
     SEES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "row": ("nll", "rest", "smooth", "weight"),
         "term": ("log_p", "target", "weight", "classes"),
@@ -221,7 +221,7 @@ class RegionLoss(Definition):
         super().__post_init__()
 
     def _check_names(self, named: Sequence[str]) -> None:
-        # No expression sees the settings of the formula, so they may have names of primitives.
+        # Expressions cannot use the settings of the formula, so these may be named like primitives.
         super()._check_names([x for x in named if x not in PARAMETERS and x not in FLAGS])
 
     def check_expressions(self) -> None:
@@ -235,23 +235,23 @@ class RegionLoss(Definition):
 
     @cached_property
     def expressions(self) -> Mapping[str, str]:
-        """The expressions of the loss of a voxel, by name."""
+        """Expressions of the voxel loss, by name."""
         found = {"row": self.row, "term": self.term, "element": self.element}
         return {name: x for name, x in found.items() if x is not None}
 
     @cached_property
     def of_voxels(self) -> tuple[Parameter, ...]:
-        """The parameters of the loss of a voxel, without its share."""
+        """Parameters of the voxel loss, without its share."""
         return tuple([x for x in self.parameters if x.name not in PARAMETERS and x.name not in self.share])
 
     @property
     def has_voxels(self) -> bool:
-        """True if a loss of every voxel is added."""
+        """True if a voxel loss is added."""
         return bool(self.expressions)
 
     @cached_property
     def of_presets(self) -> frozenset[str]:
-        """The options that a preset may set: given as None they are the preset's, or have their default."""
+        """Options that a preset may set. None stands for the value of the preset, or else for the default."""
         return frozenset([name for settings in self.presets.values() for name in settings])
 
     @property
@@ -286,7 +286,7 @@ class RegionLoss(Definition):
 
     @cached_property
     def arguments(self) -> tuple[tuple[str, Any], ...]:
-        # Called by the function of the base: a cached property has no `super`.
+        # Calls the function of the cached property, which `super()` cannot call.
         own = Definition.arguments.func(self)  # type: ignore[attr-defined]
         return tuple([(n, None if n in self.of_presets else x) for n, x in own])
 
@@ -415,8 +415,9 @@ def define_regions(
 ) -> RegionLoss:
     """Makes a :class:`RegionLoss` and enters it in the registry, from which the public functions are built.
 
-    ``defaults`` are those in which it differs from :data:`PARAMETERS` and :data:`FLAGS`; ``fixed`` the numbers that are
-    no arguments; ``without`` the choices that are none; ``parameters`` and ``flags`` its own.
+    ``defaults`` overrides defaults of :data:`PARAMETERS` and :data:`FLAGS`. ``fixed`` has the values of parameters that
+    are not arguments of the loss. ``without`` has the names of flags that are not. ``parameters`` and ``flags`` are the
+    loss's own.
     """
     defaults, fixed = dict(defaults or {}), dict(fixed or {})
 

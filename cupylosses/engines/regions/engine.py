@@ -1,4 +1,4 @@
-"""The engine of region losses, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+"""Engine of region losses, an implementation of the protocol of :mod:`cupylosses.engines.base`."""
 
 from __future__ import annotations
 
@@ -23,34 +23,38 @@ from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
 from cupylosses.engines.strides import dense_strides
 
-#: Images whose samples lie between each other's voxels are copied from this distance of neighbouring voxels on, in
-#: elements and, where the classes of a voxel are next to each other, in voxels; and from so many elements on.
+#: Minimum distance of neighbouring voxels, in elements, for copying an array with interleaved samples: each sample is
+#: stored between the voxels of others.
 INTERLEAVED_STEP = 4
+#: Minimum distance in voxels instead, if the classes of a voxel are next to each other.
 INTERLEAVED_VOXELS = 2
+#: Minimum number of elements of such an array.
 INTERLEAVED_ELEMENTS = 1 << 16
-#: Elements from which on targets per class, and labels, are copied whose neighbouring voxels lie apart though those of
-#: the input are next to each other, as are targets per class whose samples lie between each other's voxels; from which
-#: on they are for a value alone, which reads them once; and of inputs that are copied instead, less than these.
+#: Minimum number of elements for copying a scattered dense target, whose neighbouring voxels are not next to each other
+#: although those of the input are. Also for copying a dense target with interleaved samples.
 SCATTERED_TARGET = 1 << 14
+#: Minimum number of scattered labels for copying them.
 SCATTERED_LABELS = 1 << 12
+#: Minimum number of elements of a scattered target if only the value is computed, which reads the target once.
 SCATTERED_OF_VALUES = 1 << 22
+#: An input with fewer elements is copied instead of a scattered dense target.
 REORDERED_INPUT = 1 << 16
-#: Classes of planes with gaps between their rows that are copied where gradients are written: threads would read little
-#: but single elements.
+#: Number of classes of an input that is copied for gaps between the rows of its planes, if gradients are written:
+#: threads would read little but single elements.
 PADDED_CLASSES = 2
-#: Elements from which on operands are copied of which a thread would read an element of each sector: classes that lie
-#: side by side where lanes share voxels, and inputs in second derivatives if their voxels are read one by one in
-#: another order than the targets: both launches compute their offsets.
+#: Minimum number of elements for copying an operand of which a thread would read a single element of each sector: one
+#: with contiguous classes where lanes share voxels; or, in second derivatives, an input whose voxels are read one by
+#: one in another order than the target's, since both launches compute their offsets.
 SCATTERED_ELEMENTS = 1 << 20
-#: Bytes of an element up to which as many that are differentiated are copied if lanes share voxels whose classes lie
-#: side by side, which they would read one by one.
+#: Maximum number of bytes per element for copying operands with contiguous classes where lanes share voxels, if
+#: gradients are written: lanes would read the classes one by one.
 SIDE_BY_SIDE_ITEMSIZE = 4
-#: Settings that were checked before.
+#: Cache of checked settings.
 _SETTINGS = SettingsCache()
 
 
 class RegionEngine(Engine):
-    """Losses of regions: one per class, predicted and true."""
+    """Losses of the overlap of predicted and true regions, one region per class."""
 
     name = "regions"
     needs_chip = True
@@ -69,7 +73,7 @@ class RegionEngine(Engine):
         named = dict(zip(given, present, strict=True))
         first, second = (x.name for x in loss.operands)
         x, t = named[first], named[second]
-        # Found by the identities of settings, which are mostly defaults.
+        # The cache compares settings by identity, since most of them are defaults.
         static, scalars, change = _SETTINGS.find(
             (loss, tuple(x.shape), tuple(t.shape), t.dtype, tuple(given), normalizer is None),
             settings,
@@ -99,11 +103,13 @@ class RegionEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Class weights with gaps; input and target whose samples lie between the voxels of each other, or whose
-        classes lie side by side where lanes share voxels; an input of two planes with gaps; a scattered target; of
-        second derivatives all that have gaps, an input whose samples lie between the voxels of each other, a tangent
-        that does not lie as the gradient of the input does, and both where the voxels of many classes lie apart and no
-        tile of them is in shared memory, or where the offset of each voxel takes divisions.
+        """Returns the arrays that kernels read from copies, with the strides of the copies.
+
+        Weights of classes with gaps are always copied. First derivatives copy an input or target with interleaved
+        samples, or with contiguous classes where lanes share voxels; an input of two planes with gaps; and a scattered
+        target. Second derivatives copy an input or target with gaps; an input with interleaved samples; a tangent whose
+        layout differs from that of the input's gradient; and input and tangent if neighbouring voxels of many classes
+        are far apart and no tile of them is in shared memory, or if the offset of each voxel takes divisions.
         """
         last, found = 2 + call.static.class_weighted + call.static.weighted, {}
         if not any(call.static.has_tangent):
@@ -156,11 +162,14 @@ class RegionEngine(Engine):
         return found + ([row_major("float64", residual_shape(samples, classes))] if self.has_residual(call) else [])
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
-        """One operator: samples are coupled, so a batch is the formula's."""
+        """Returns None: a call is a single operator. Samples are coupled, so batches use the formula."""
         return None
 
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
-        """The sum in place of a mean that a normalizer divides."""
+        """Returns a float64 call without a normalizer, and the ``grad_output`` for it.
+
+        A mean with a normalizer becomes a sum, and ``grad_output`` is divided by the normalizer; it is 0 if that is 0.
+        """
         xp = interop.namespace(grad_output)
         static, upstream = call.static._replace(out_dtype="float64", check="off"), xp.astype(grad_output, xp.float64)
         if static.normalized:
@@ -190,7 +199,10 @@ class RegionEngine(Engine):
     def placeholders(
         self, loss: RegionLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """A target has labels of int64 unless a dtype is named for it, and a value per class if that is floating."""
+        """Returns dtype and shape of every array argument of a warm-up.
+
+        The target holds int64 labels unless its dtype is given. It is dense if that dtype is floating-point.
+        """
         full = tuple(shapes[0])
         dim = region_dimension(loss, options.get("class_dim", 1), full)
         dtype = dtypes[-1] if len(dtypes) > 1 else "int64"
@@ -208,7 +220,7 @@ class RegionEngine(Engine):
 
 
 def region_dimension(loss: RegionLoss, value: Any, shape: Sequence[int]) -> int:
-    """The class dimension counted from 0, of an input that has one of samples besides."""
+    """Returns the class dimension counted from 0. Raises for an input without a dimension of samples besides."""
     if len(shape) < 2:
         raise ValueError(
             f"{loss.name}: `{loss.operands[0].name}` needs a dimension of samples and one of classes, got shape "
@@ -218,7 +230,7 @@ def region_dimension(loss: RegionLoss, value: Any, shape: Sequence[int]) -> int:
 
 
 def _changed(x: Any, change: str, dim: int) -> Any:
-    """An array without its class dimension of size 1, or with one."""
+    """Returns an array without its class dimension of size 1, or with one added, or unchanged."""
     if not change:
         return x
     at = (*[slice(None)] * dim, 0 if change == "drop" else None)
@@ -228,8 +240,9 @@ def _changed(x: Any, change: str, dim: int) -> Any:
 def checked_settings(
     loss: RegionLoss, given: Mapping[str, Any], arrays: Mapping[str, Any], normalizer: Any
 ) -> tuple[Static, tuple[float, ...], str]:
-    """The static part and the numbers of a call, and how the target changes. Dtypes and shapes of arrays are
-    checked where plans are made.
+    """Returns the static part and the numbers of a call, and the change to the target's class dimension.
+
+    Dtypes and shapes of arrays are checked when plans are made.
     """
     first, second = (x.name for x in loss.operands)
     found = region_checks.settings(loss, given)
@@ -272,7 +285,7 @@ REGIONS = RegionEngine()
 
 
 def are_side_by_side(x: TensorSpec, class_dim: int | None) -> bool:
-    """True if the classes of voxels are neighbours in a large array of small elements, and voxels are not."""
+    """True if the classes of a voxel are contiguous, and voxels are not, in a large array of small elements."""
     if class_dim is None or interop.ITEMSIZE[x.dtype] > SIDE_BY_SIDE_ITEMSIZE or prod(x.shape) < SCATTERED_ELEMENTS:
         return False
     _, *voxels = without(x.shape, class_dim)
@@ -280,15 +293,16 @@ def are_side_by_side(x: TensorSpec, class_dim: int | None) -> bool:
 
 
 def planes(shape: tuple[int, ...], class_dim: int) -> tuple[int, ...]:
-    """Strides with the voxels of a class of a sample next to each other."""
+    """Returns strides in which the voxels of each class of a sample are contiguous."""
     samples, *voxels = without(range(len(shape)), class_dim)
     order = samples, class_dim, *voxels
     return dense_strides(shape, [len(shape) - order.index(d) for d in range(len(shape))])
 
 
 def is_interleaved(x: TensorSpec, class_dim: int | None, least: int) -> bool:
-    """True of ``least`` elements if samples lie between the voxels of each other, so that a block uses a small part of
-    what it reads.
+    """True if an array of at least ``least`` elements has interleaved samples: each between the voxels of others.
+
+    A block would use only a small part of what it reads.
     """
     if prod(x.shape) < least:
         return False
@@ -300,16 +314,17 @@ def is_interleaved(x: TensorSpec, class_dim: int | None, least: int) -> bool:
 
 
 def has_gaps(x: TensorSpec, class_dim: int | None) -> bool:
-    """True of planes of voxels with gaps between their rows."""
+    """True if rows of voxels are contiguous, but have gaps between them."""
     innermost = max([d for d in range(x.ndim) if d != class_dim and x.shape[d] > 1], default=0)
     return x.strides[innermost] == 1 and 0 not in x.strides and not x.lies_as(x.gradient.strides)
 
 
 def in_other_orders(static: Static, x: TensorSpec, target: TensorSpec, writes: int) -> dict[int, tuple[int, ...]]:
-    """The copies of an input and a target that lie in other orders than voxels are taken in, where gradients are
-    written: samples between voxels, two planes with gaps, and a target whose voxels lie in another order than those of
-    the input. It is copied to the input's order, for a large value alone, too; an input of few elements is copied to
-    that of the shape first.
+    """Returns strides for copies of an input and target that are not stored in the order in which voxels are processed.
+
+    If gradients are written, these are arrays with interleaved samples, an input of two planes with gaps, and a target
+    whose voxels are stored in another order than the input's. Such a target is copied to the input's order; if it is
+    large, also for the value alone. An input of few elements is first copied to the order of its shape.
     """
     found, (dim, target_dim) = dict[int, tuple[int, ...]](), static.class_dims
     in_order, dense = dense_strides(x.shape, (0,) * x.ndim), target_dim is not None
@@ -331,8 +346,9 @@ def in_other_orders(static: Static, x: TensorSpec, target: TensorSpec, writes: i
 
 
 def is_scattered(target: TensorSpec, dims: tuple[int, int | None], lies: Sequence[int]) -> bool:
-    """True of a target whose neighbouring voxels, in the order of an input with strides ``lies``, lie apart, as do the
-    classes of a voxel. ``dims`` are the class dimensions of both.
+    """True if neighbouring voxels of a target are not contiguous, and neither are the classes of a voxel.
+
+    Neighbours are those of an input with strides ``lies``. ``dims`` are the class dimensions of input and target.
     """
     if 0 in target.strides or 1 not in target.strides:
         return False
@@ -343,7 +359,7 @@ def is_scattered(target: TensorSpec, dims: tuple[int, int | None], lies: Sequenc
 
 
 def in_order_of(lies: Sequence[int], shape: tuple[int, ...], dims: tuple[int, int | None]) -> tuple[int, ...]:
-    """Strides of a target without gaps: samples, classes, and voxels in the order of an input with strides ``lies``."""
+    """Returns dense strides of a target: samples, classes, then voxels in the order of an input of strides ``lies``."""
     samples, *voxels = zip(dims_without_classes(lies, dims[0]), dims_without_classes(shape, dims[1]), strict=True)
     classes = [] if dims[1] is None else [dims[1]]
     order = [samples[1], *classes, *(e for _, e in sorted(voxels, key=lambda x: -abs(lies[x[0]])))]
@@ -351,5 +367,5 @@ def in_order_of(lies: Sequence[int], shape: tuple[int, ...], dims: tuple[int, in
 
 
 def dims_without_classes(x: Sequence[int], class_dim: int | None) -> list[int]:
-    """The dimensions of an array without that of the classes: samples, and voxels behind them."""
+    """Returns the dimensions of an array except that of the classes: samples, followed by voxels."""
     return [d for d in range(len(x)) if d != class_dim]

@@ -1,8 +1,8 @@
-"""Launch geometry of region losses. Pure functions of integers.
+"""Launch geometry of region losses, as pure functions of integers.
 
-Which voxels a thread takes, and with it the order of additions, follows from the loss, sizes and dtypes alone: strides
-decide only if a vector of voxels is read at once (``wide``) or element by element. Who writes which gradients adds
-nothing up, and depends on the GPU.
+The loss, sizes and dtypes alone determine which voxels a thread processes, and with it the order of additions. Strides
+only decide if a vector of voxels is read at once (``wide``) or element by element. The distribution of gradients over
+blocks depends on the GPU: writing them adds nothing up.
 """
 
 from __future__ import annotations
@@ -14,92 +14,102 @@ from math import gcd, isqrt, prod
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge
 from cupylosses.jit.gpu import WARP
 
-#: Threads of a block of ``kernels/regions/``, and voxels of a tile whose logits stay in memory (``kTile`` of
-#: ``sum_in_tiles``).
+#: Threads per block of ``kernels/regions/``.
 THREADS = 256
-#: Threads of a block that writes gradients: blocks of few threads hide each other's first loads.
+#: Threads per block that writes gradients: small blocks hide each other's first loads.
 GRADIENT_THREADS = 128
-#: Threads of the one block that evaluates all groups with their tangents.
+#: Threads of the single block that evaluates all groups with their tangents.
 GROUP_THREADS = 512
+#: Voxels per tile whose logits stay in global memory (``kTile`` of ``sum_in_tiles``).
 TILE = 512
-#: Classes that a thread keeps in registers, by the bytes of a number of the arithmetic: of labels, and of a target per
-#: class, which takes as many registers again.
+#: Maximum number of classes that a thread keeps in registers, by bytes of an arithmetic number: with labels, and with
+#: dense targets, which take as many registers again.
 IN_REGISTERS = {4: (20, 20), 8: (6, 4)}
-#: Lanes of a warp that share the classes of a voxel, at most (``LaneGroup``); and classes that each has in registers at
-#: most, by the bytes of a number: of losses, and of second derivatives.
+#: Maximum number of lanes of a warp that share the classes of a voxel (``LaneGroup``).
 LANES = 16
+#: Maximum number of classes that each of these lanes keeps in registers, by bytes of an arithmetic number: in losses,
+#: and in second derivatives.
 OF_LANES = {4: (20, 12), 8: (4, 2)}
-#: Registers for the logits of such a lane in second derivatives, with labels and with targets per class, at most; and
-#: voxels of a vector, at most.
+#: Maximum number of registers for the logits of such a lane in second derivatives, with labels and with dense targets.
 SECOND_LANE_VECTOR_REGISTERS = (14, 20)
+#: Maximum number of voxels in a vector that lanes share.
 LANE_MAX_VECTOR = 2
-#: Registers of 4 bytes for the logits of a thread, at most; those of logits of 4 bytes or more if a voxel has no more
-#: than the loss of its label, which leaves other registers free; those with a target per class, of lanes that share
-#: voxels too; and voxels of a vector, at most.
+#: Maximum number of 4-byte registers for the logits of a thread.
 VECTOR_REGISTERS = 20
+#: Maximum for logits of 4 bytes or more if a voxel has at most the loss of its label, which leaves registers free.
 WIDE_VECTOR_REGISTERS = 28
+#: Maximum with dense targets, and for lanes that share voxels.
 DENSE_VECTOR_REGISTERS = 32
+#: Maximum number of voxels in a vector.
 MAX_VECTOR = 4
-#: Voxels that a thread takes from a chunk, at least and at most.
+#: Minimum and maximum number of voxels of a chunk that a thread processes.
 PER_THREAD = (8, 64)
-#: Multiprocessors whose blocks all have one chunk if the bounds above allow it. Chunks decide the order of additions,
-#: so this is the number of an H100 on every GPU.
+#: Number of multiprocessors that chunks are sized for: each resident block gets one, if the bounds above allow it.
+#: Chunks determine the order of additions, so this is the number of an H100 on every GPU.
 PROCESSORS = 132
-#: Classes up to which logits of four bytes and more lie in tiles if a voxel has a label alone: lanes share more.
+#: Maximum number of classes for which logits of 4 bytes or more are put into tiles if the loss needs only the softmax
+#: and the label of a voxel. Lanes share voxels of more classes.
 TILED_CLASSES = 63
-#: Voxels of a tile in shared memory, at most and at least, and bytes that it may take with the sums of the lanes.
+#: Maximum and minimum number of voxels per tile in shared memory.
 SHARED_TILE = (256, 32)
+#: Maximum number of bytes of such a tile and the sums of the lanes.
 TILE_BYTES = 60 << 10
-#: Voxels of a tile whose logits lie in shared memory as they are stored (``StoredTile``), at most, when sums are added
-#: up, and at least; and bytes that it may take with all that belongs to it, above the least number of voxels, when sums
-#: are added up and when gradients are written.
+#: Maximum number (when sums are added up) and minimum number of voxels per tile whose logits are in shared memory as
+#: they are stored (``StoredTile``).
 STORED_TILES = (256, 32)
+#: Maximum number of bytes of a tile above the minimum, with all that belongs to it, when sums are added up.
 STORED_BYTES = 60 << 10
+#: The corresponding maximum when gradients are written.
 STORED_GRADIENT_BYTES = 36 << 10
-#: Blocks of a multiprocessor that registers are limited for, with such tiles.
+#: Blocks per multiprocessor that registers are limited for, with such tiles.
 STORED_BLOCKS = 3
-#: Chunks of a sample from which on they are added up by segments, and up to which these are one segment; and segments,
-#: at most, each of which takes one of the ``COUNTERS`` of a workspace.
+#: Minimum number of chunks of a sample that are added up by segments, and maximum number that form a single segment.
 SEGMENTED_CHUNKS = (4, 32)
+#: Maximum number of segments, each of which uses one of the ``COUNTERS`` of a workspace.
 SEGMENTS = 64
-#: Chunks of tiles, about.
+#: Approximate number of all chunks that consist of tiles, except those of ``StoredTile``.
 TILE_CHUNKS = 528
-#: Numbers of the input that a thread writes the gradients of, at least, and blocks of a multiprocessor, at most.
+#: Minimum number of input elements whose gradients a thread writes.
 GRADIENT_NUMBERS = 28
+#: Maximum number of blocks that write gradients per multiprocessor, over all waves of the launch.
 GRADIENT_BLOCKS = 64
-#: Doubles of a group's record (``GroupRecord``).
+#: Doubles per record of a group (``GroupRecord``).
 RECORD = 6
-#: Doubles of such a record in second derivatives, whose numbers have tangents.
+#: Doubles per record in second derivatives, where numbers have tangents.
 SECOND_RECORD = 10
-#: Classes that a thread keeps in registers in second derivatives, by the bytes of a number of the arithmetic: of labels
-#: that are kept apart (``kLabelApart``), of other labels or with a loss of every class besides, and of a target per
-#: class. Blocks of a multiprocessor that write products of these.
+#: Maximum number of classes that a thread keeps in registers in second derivatives, by bytes of an arithmetic number:
+#: with labels that are handled apart (``kLabelApart``), with other labels or a loss of every class, and with dense
+#: targets.
 SECOND_IN_REGISTERS = {4: (14, 20, 16), 8: (6, 3, 2)}
+#: Blocks per multiprocessor that registers are limited for when products of second derivatives are written in float32.
 SECOND_BLOCKS = 3
-#: Registers for the logits of a thread in second derivatives, at most, without a loss of voxels and with one; tangents
+#: Maximum number of registers for the logits of a thread in second derivatives, without and with a voxel loss. Tangents
 #: take as many again.
 SECOND_VECTOR_REGISTERS = (14, 14)
-#: Words of a vector whose classes lie side by side, from which on the lanes of a warp move their vectors together
-#: (``PackedStretch``), by the bytes of a logit; and the same of second derivatives, where those of 16 bits never are.
+#: Minimum number of words in a packed vector (one with contiguous classes) for which the lanes of a warp move their
+#: vectors together (``PackedStretch``), by bytes of a logit.
 PACKED_WORDS = {2: 6, 4: 5, 8: 5}
+#: Minimum number in second derivatives, where lanes never move 16-bit logits together.
 SECOND_PACKED_WORDS = {4: 8, 8: 8}
-#: Shared memory that the kernels declare, at most.
+#: Maximum shared memory that the kernels declare statically.
 DECLARED_BYTES = 24 << 10
-#: Shared memory of a block beside that which it asks for: what the kernels declare that add up classes in registers,
-#: and what CUDA keeps.
+#: Shared memory of a block besides what it requests: declarations of the kernels that add up classes in registers, and
+#: what CUDA reserves.
 RESERVED_BYTES = 6 << 10
-#: Blocks of a multiprocessor, by the number of classes in registers up to which so many have room; of others 2.
+#: Pairs of a maximum number of classes in registers and the blocks per multiprocessor that then fit; otherwise 2 fit.
 RESIDENT = ((2, 4), (5, 3))
-#: Blocks of a multiprocessor, by the number of logits of a thread up to which so many have room in second derivatives.
+#: Pairs of a maximum number of logits per thread and the blocks per multiprocessor that fit in second derivatives.
 SECOND_RESIDENT = ((6, 4),)
-#: Logits of a thread in double up to which two blocks have room.
+#: Maximum number of double logits per thread with which two blocks fit.
 FEW_DOUBLES = 4
 
 
 @dataclass(frozen=True)
 class VoxelStream:
-    """One array: strides of its samples, its voxels, its classes; bytes per element, address modulo 16. ``vector`` is
-    False for masks, which are read element by element.
+    """Strides, element size in bytes and address modulo 16 of one array.
+
+    ``strides`` are those of samples and voxels, ``classes`` is that of classes. ``vector`` is False for masks, which
+    are read element by element, and for absent arrays.
     """
 
     strides: tuple[int, ...]
@@ -111,12 +121,15 @@ class VoxelStream:
 
 @dataclass(frozen=True)
 class Layout:
-    """Launch geometry: ``words`` is the kernel's ``VoxelSpace``; ``held`` the number of classes that a thread has in
-    registers, or 0, and ``lanes`` that of threads that share a voxel; ``many`` if voxels have several dimensions; a
-    sample has ``chunks`` of ``per_chunk`` vectors, or tiles. ``tile`` is the number of voxels of a tile in shared
-    memory, or 0, and ``gradient_tile`` that of one when gradients are written; with ``word`` > 0 logits lie there as
-    they are stored, and are copied in words of so many. ``packed`` says for input and gradients if a voxel's classes
-    lie side by side, and its neighbours behind them.
+    """Launch geometry of a region loss.
+
+    ``words`` has the words of the kernel's ``VoxelSpace``. ``held`` is the number of classes that a thread keeps in
+    registers, or 0; ``lanes`` is the number of threads that share a voxel. ``many`` is True if voxels have several
+    dimensions. A sample has ``chunks`` chunks of ``per_chunk`` vectors, or tiles. ``tile`` is the number of voxels per
+    tile in shared memory, or 0, and ``gradient_tile`` the number when gradients are written. If ``word`` is not 0,
+    tiles keep logits as they are stored (``StoredTile``), copied in words of ``word`` elements. ``packed`` has a flag
+    for the input and one for its gradients: True if the classes of a voxel are contiguous, and voxels follow each other
+    without gaps.
     """
 
     samples: int
@@ -137,12 +150,12 @@ class Layout:
 
     @property
     def coefficients(self) -> int:
-        """Numbers that a block keeps of its sample when gradients are written (``SharedCoeffs``)."""
+        """Number of coefficients that a block keeps for its sample when it writes gradients (``SharedCoeffs``)."""
         return 3 * (self.held * self.lanes or self.classes)
 
     @property
     def per_segment(self) -> int:
-        """Chunks of a segment, which a block adds up (``add_up_segment``)."""
+        """Number of chunks per segment, which one block adds up (``add_up_segment``)."""
         least, one = SEGMENTED_CHUNKS
         if not self.word or self.chunks < least or self.samples > SEGMENTS:
             return 1
@@ -152,7 +165,7 @@ class Layout:
 
     @property
     def numbers(self) -> int:
-        """Sums of a chunk."""
+        """Number of sums of a chunk."""
         return 3 * self.classes + 3
 
 
@@ -168,12 +181,14 @@ def layout(
     stored: bool = False,
     shared: bool = False,
 ) -> Layout:
-    """The layout of voxels of ``shape``, samples first. ``streams`` are input, target, mask and the gradients of the
-    first two, in the order of the kernel; ``number`` is the size of a number of the arithmetic; ``room`` the bytes of
-    shared memory that a block may ask for; ``heavy`` if voxels have losses of every class, or smoothed labels. Of
-    second derivatives, ``second`` are the classes that a thread keeps in registers and the registers for its logits, at
-    most, and the gradient of the input has one stream with its tangent. ``stored`` if a tile's logits may lie in shared
-    memory as they are stored; ``shared`` if lanes may share a voxel, of which there are no tiles.
+    """Returns the layout for voxels of ``shape``, samples first.
+
+    ``streams`` are input, target, mask, and the gradients of input and target, in the order of the kernel. ``number``
+    is the size of an arithmetic number in bytes. ``room`` is the number of bytes of shared memory that a block may
+    request. ``heavy`` is True for smoothed labels, and for voxel losses of every class. ``second`` is given for second
+    derivatives: the maximum number of classes that a thread keeps in registers, and of registers for its logits. There,
+    the gradient of the input and its tangent share a stream. With ``stored``, tiles may keep logits in shared memory as
+    they are stored. With ``shared``, lanes may share a voxel, and there are no tiles.
     """
     samples, *rest = shape
     voxels = prod(rest)
@@ -221,7 +236,7 @@ def layout(
 
 
 def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream], room: int, widest: int) -> int:
-    """Voxels of a thread at a time: as many as registers hold and divide the number of voxels."""
+    """Returns the number of voxels per vector: as many as fit in registers and divide the number of voxels."""
     size = widest
     while size > 1 and (
         voxels % size
@@ -233,7 +248,7 @@ def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream], room: int,
 
 
 def _is_wide(x: VoxelStream, step: int, vec_size: int) -> bool:
-    """True if vectors are contiguous and aligned."""
+    """True if vectors are contiguous and aligned, or if the stream is read element by element anyway."""
     if not x.vector:
         return True
     word = min(16, vec_size * x.itemsize)
@@ -242,8 +257,9 @@ def _is_wide(x: VoxelStream, step: int, vec_size: int) -> bool:
 
 
 def _is_packed(x: VoxelStream, step: int, classes: int, vec_size: int) -> bool:
-    """True if a sample is one contiguous stretch of voxels of ``classes``, aligned to the words that divide
-    ``vec_size`` of them (``PackedVector``).
+    """True if each sample is one contiguous stretch of voxels with ``classes`` classes, aligned for ``PackedVector``.
+
+    Its words are the widest that divide ``vec_size`` voxels.
     """
     word = gcd(16, vec_size * classes * x.itemsize)
     places = (x.misalignment, x.strides[0] * x.itemsize)
@@ -251,20 +267,20 @@ def _is_packed(x: VoxelStream, step: int, classes: int, vec_size: int) -> bool:
 
 
 def packed_words(held: int, vec_size: int, itemsize: int) -> tuple[int, int]:
-    """Words of a vector whose classes lie side by side, and elements of a word (``kEach`` of ``PackedVector``)."""
+    """Returns the number of words of a packed vector, and of elements of a word (``kEach`` of ``PackedVector``)."""
     elements = held * vec_size
     each = gcd(elements, 16 // itemsize)
     return elements // each, each
 
 
 def packed_bytes(held: int, vec_size: int, itemsize: int) -> int:
-    """Bytes of shared memory of a thread whose vectors pass through there (``PackedStretch``)."""
+    """Returns the bytes of shared memory per thread for a packed vector that passes through it (``PackedStretch``)."""
     words, each = packed_words(held, vec_size, itemsize)
     return (words | 1) * each * itemsize
 
 
 def _word(voxels: int, streams: Sequence[tuple[VoxelStream, int]]) -> int:
-    """Voxels of a word in which the logits of a class are copied to a tile, and their tangents: 16 bytes at most."""
+    """Returns the number of voxels per word, of at most 16 bytes, in which logits and tangents are copied to a tile."""
     itemsize = streams[0][0].itemsize
     word = max(1, 16 // itemsize)
     while word > 1 and (voxels % word or not all([_is_wide(x, s, word) for x, s in streams])):
@@ -275,8 +291,9 @@ def _word(voxels: int, streams: Sequence[tuple[VoxelStream, int]]) -> int:
 def stored_tiles(
     samples: int, voxels: int, classes: int, itemsize: int, number: int, second: bool, room: int
 ) -> tuple[int, int]:
-    """Voxels of a tile of stored logits when sums are added up, and when gradients are written; 0 if there is no room.
-    Few voxels are spread over all multiprocessors.
+    """Returns the number of voxels per ``StoredTile`` when sums are added up, and when gradients are written.
+
+    Both are 0 if either does not fit in shared memory. Few voxels are spread over all multiprocessors.
     """
     most, least = STORED_TILES
     needed = classes, itemsize, number, second
@@ -292,25 +309,26 @@ def stored_tiles(
 
 
 def _stored_bytes(classes: int, itemsize: int, second: bool, tile: int) -> int:
-    """Bytes of a ``StoredTile``, at most."""
+    """Returns the maximum number of bytes of a ``StoredTile``."""
     return classes * (tile * itemsize + 16) * (1 + second)
 
 
 def stored_sums_bytes(classes: int, itemsize: int, number: int, second: bool, tile: int) -> int:
-    """Bytes of ``memory`` of ``sum_in_stored_tiles``."""
+    """Returns the number of bytes of ``memory`` of ``sum_in_stored_tiles``."""
     of_labels = WARP if second or tile >= STORED_TILES[0] else WARP // 2
     totals, lanes = -(-3 * classes // 2) * 16 * (1 + second), classes * number * (of_labels + (1 + second) * WARP // 4)
     return totals + lanes + _stored_bytes(classes, itemsize, second, tile)
 
 
 def stored_gradient_bytes(classes: int, itemsize: int, number: int, second: bool, tile: int) -> int:
-    """Bytes of ``numbers`` of ``write_stored_tiles``."""
+    """Returns the number of bytes of ``numbers`` of ``write_stored_tiles``."""
     return -(-3 * classes // 4) * 4 * number * (1 + second) + _stored_bytes(classes, itemsize, second, tile)
 
 
 def shared_tile(classes: int, number: int, room: int) -> int:
-    """Voxels of a tile in shared memory when sums are added up; 0 if there is no room. GPUs with less than 99 KiB of
-    shared memory may add up in another order.
+    """Returns the number of voxels per tile in shared memory when sums are added up; 0 if no tile fits.
+
+    GPUs with less than 99 KiB of shared memory may add up in another order.
     """
     most, least = SHARED_TILE
     if tile_gradient_bytes(classes, number) > room:
@@ -321,24 +339,26 @@ def shared_tile(classes: int, number: int, room: int) -> int:
 
 
 def sums_bytes(classes: int, number: int, tile: int) -> int:
-    """Bytes of ``memory`` of ``sum_in_shared_tiles``."""
+    """Returns the number of bytes of ``memory`` of ``sum_in_shared_tiles``."""
     return -(-24 * classes // 16) * 16 + classes * number * (3 * WARP + tile + 1)
 
 
 def tile_gradient_bytes(classes: int, number: int) -> int:
-    """Bytes of ``numbers`` of ``write_tile_gradients``."""
+    """Returns the number of bytes of ``numbers`` of ``write_tile_gradients``."""
     return (-(-3 * classes // 4) * 4 + classes * (GRADIENT_THREADS + 1)) * number
 
 
 def _chunks(samples: int, voxels: int, threads: int, vec_size: int, wave: int, tile: int) -> tuple[int, int]:
-    """Chunks of a sample, and vectors, or tiles, of each: of ``wave`` blocks, each has one. ``threads`` of a block have
-    a vector each, or none.
+    """Returns the number of chunks of a sample, and of vectors or tiles per chunk.
+
+    Chunks are sized so that each of ``wave`` blocks gets one. ``threads`` is the number of vectors that a block
+    processes at a time, or 0 if chunks consist of tiles.
     """
     if not threads:
         tiles = -(-voxels // (tile or TILE))
         per_chunk = max(1, -(-samples * tiles // wave))
         return max(1, -(-tiles // per_chunk)), per_chunk
-    # Chunks are a multiple of warps, not of blocks: of few samples no chunk is left for a second wave.
+    # Chunks are multiples of a warp, not of a block, so that with few samples no chunk is left for a second wave.
     vectors = voxels // vec_size
     least, most = (threads * -(-x // vec_size) for x in PER_THREAD)
     few = 0 < 4 * samples <= wave
@@ -348,9 +368,10 @@ def _chunks(samples: int, voxels: int, threads: int, vec_size: int, wave: int, t
 
 
 def columns_of_sums(held: int, label_apart: bool, lanes: int = 1) -> int:
-    """Columns of shared memory by which a block adds up its threads' sums of ``held`` classes: up to 32 at a time, and
-    fewer of more than four lanes that share a voxel. If labels are kept apart, which such lanes do not, hits and misses
-    of each class are there from the start.
+    """Returns the number of columns of shared memory by which a block adds up its threads' sums of ``held`` classes.
+
+    A block adds up to 32 columns at a time, or fewer if more than four lanes share a voxel. If the label is handled
+    apart, which lanes that share a voxel never do, the sums of I and FN of each class are in columns from the start.
     """
     if label_apart and lanes == 1:
         return max(2 * held, min(WARP, held + 3))
@@ -358,7 +379,7 @@ def columns_of_sums(held: int, label_apart: bool, lanes: int = 1) -> int:
 
 
 def gradient_chunks(x: Layout, processors: int) -> tuple[int, int]:
-    """Chunks of a sample, each of one block, when gradients are written, and vectors of each."""
+    """Returns the number of chunks of a sample, one per block, when gradients are written, and of vectors per chunk."""
     vectors, tile = x.voxels // x.vec_size, x.gradient_tile or GRADIENT_THREADS // x.lanes
     tiles = max(1, -(-vectors // tile))
     least = -(-GRADIENT_NUMBERS // ((x.held or x.classes) * x.vec_size))
@@ -367,31 +388,33 @@ def gradient_chunks(x: Layout, processors: int) -> tuple[int, int]:
 
 
 def staged_bytes(held: int, vec_size: int, logits: int, labels: int) -> int:
-    """Bytes of shared memory for two vectors of a thread (``StagedVectors``), by the sizes of logits and labels."""
+    """Returns the shared memory in bytes of two vectors of a thread (``StagedVectors``), from logit and label sizes."""
     return 2 * (held * vec_size * logits + max(4, vec_size * labels))
 
 
 def has_room(columns: int, staged: int, shared: int) -> bool:
-    """True if shared memory has room for two blocks that add up, with so many bytes of columns and vectors of each
-    thread.
+    """True if ``shared`` bytes of shared memory suffice for two blocks that add up sums.
+
+    Each of their threads needs ``columns`` bytes of columns and ``staged`` bytes of vectors.
     """
     return 2 * (THREADS * (columns + staged) + RESERVED_BYTES) <= shared
 
 
 def staged_gradient_blocks(held: int) -> int:
-    """Blocks of a multiprocessor that write gradients of logits which come through shared memory."""
+    """Returns the blocks per multiprocessor that write gradients of logits staged through shared memory."""
     return 6 if held <= 14 else 5
 
 
 def gradient_piece(x: Layout, processors: int) -> int:
-    """Vectors of a chunk that one of these blocks writes the gradients of: in all, the blocks are two waves."""
+    """Returns the number of vectors of a chunk per block of staged gradients. All blocks together form two waves."""
     pieces = max(1, 2 * staged_gradient_blocks(x.held) * processors // (x.samples * x.chunks))
     return GRADIENT_THREADS * -(-x.per_chunk // (pieces * GRADIENT_THREADS))
 
 
 def resident(held: int, number: int, heavy: bool) -> int:
-    """Blocks of :data:`THREADS` that registers are limited for, of a multiprocessor; ``heavy`` with a loss of voxels
-    besides.
+    """Returns the number of blocks of :data:`THREADS` threads per multiprocessor that registers are limited for.
+
+    ``heavy`` is True with a voxel loss.
     """
     if held == 0 and number == 4:
         return 3 - heavy
@@ -402,8 +425,10 @@ def resident(held: int, number: int, heavy: bool) -> int:
 
 
 def second_resident(logits: int, number: int, heavy: bool) -> int:
-    """Blocks of :data:`THREADS` that registers are limited for, of a multiprocessor, when ``logits`` of a thread and
-    their tangents are in registers: more if these are few, whose loads are short. ``heavy`` as in :func:`layout`.
+    """Returns the number of blocks that registers are limited for, as :func:`resident`, in second derivatives.
+
+    A thread has ``logits`` logits and their tangents in registers. If these are few, their loads are short, and
+    there are more blocks. ``heavy`` is that of :func:`layout`.
     """
     if number == 8:
         return 2 if 0 < logits <= FEW_DOUBLES and not heavy else 1

@@ -1,8 +1,9 @@
-"""Plans of region losses: which kernels compute a value and its gradients, with which geometry.
+"""Plans of region losses: the kernels that compute a value and its gradients, and their launch geometry.
 
-Forward is one launch that reads the operands and leaves, besides the value, the derivatives by the sums of each sample
-and class: the residual. Backward is a second one, which reads the operands again and writes the gradients from the
-residual. So nothing is gained by writing gradients ahead: the traffic is the same, and a gradient less is in memory.
+Forward is one launch (two for a value per group), which reads the operands. Besides the value it writes the residual:
+the derivatives with respect to the sums of each sample and class. Backward is one more launch, which reads the operands
+again and writes the gradients from the residual. Speculative gradients would gain nothing: memory traffic is the same
+without them, and one gradient less is in memory.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from cupylosses.jit import compiler
 
 
 def residual_shape(samples: int, classes: int) -> tuple[int]:
-    """Three derivatives for each sample and class, and the factor of the gradient of voxels."""
+    """Returns the shape of the residual: three derivatives per sample and class, and the factor of voxel gradients."""
     return (3 * samples * classes + 1,)
 
 
 def _of_kernel(static: Static, stage: str) -> Static:
-    """The settings that the source of a kernel depends on."""
+    """Returns the static part with defaults for all settings that the source of a kernel does not depend on."""
     found = static._replace(class_dim=0, ignore_index=0, out_dtype=None, check="", has_tangent=())
     if stage in ("value", "groups", "hvp_groups"):
         return found
@@ -43,7 +44,7 @@ def _of_kernel(static: Static, stage: str) -> Static:
 
 
 class RegionPlan(Plan):
-    """The plan of a region loss."""
+    """Plan of a region loss."""
 
     static: Static
     loss: RegionLoss
@@ -68,7 +69,7 @@ class RegionPlan(Plan):
         self.mask = next(others) if static.masked else None
         self.result = static.out_dtype or promoted
         room = machine.chip.shared - region_layout.DECLARED_BYTES
-        # Classes that no block has room for are the formula's.
+        # The reference formula computes calls whose classes do not fit in the shared memory of a block.
         self.empty = prod(self.input.shape) == 0 or 24 * (1 + tangents) * self.classes > room
         self.scalar = static.reduction != "none"
         groups = shape_of_groups(static, self.samples, self.classes)
@@ -87,7 +88,7 @@ class RegionPlan(Plan):
 
     @cached_property
     def layout(self) -> region_layout.Layout:
-        """The geometry of all launches."""
+        """Geometry of all launches."""
         dim, rank = self.static.class_dim, len(self.voxels_shape)
         dense = self.static.kind == "dense"
         none = region_layout.VoxelStream((0,) * rank, vector=False)
@@ -115,7 +116,7 @@ class RegionPlan(Plan):
             mask = region_layout.VoxelStream(strides, vector=False)
         room = self.machine.chip.shared - region_layout.DECLARED_BYTES
         streams = [input, target, mask, of_input, of_target]
-        # A tile has no room for more than softmax and label of a voxel.
+        # Tiles have no room for more than the softmax and the label of a voxel.
         in_tiles = self.static.label_apart and not heavy
         stored = in_tiles and (second is not None or ITEMSIZE[self.input.dtype] == 2)
         shared = not in_tiles or not (stored or self.classes <= region_layout.TILED_CLASSES)
@@ -137,14 +138,15 @@ class RegionPlan(Plan):
 
     @property
     def label_apart(self) -> bool:
-        """True if kernels take the label's class apart from the others (``kLabelApart``), with classes in registers."""
+        """True if kernels with classes in registers handle the label's class apart from others (``kLabelApart``)."""
         return self.static.label_apart and self.layout.lanes == 1
 
     @property
     def _is_staged(self) -> bool:
-        """True if logits and labels come to threads through shared memory, one vector ahead (``StagedVectors``): logits
-        of 16 bits and 11 to 20 classes, of which a thread has pairs of voxels. Others were not faster, or not timed.
-        The label's logit is taken out there, so no other loss of a voxel may look at it.
+        """True if logits and labels pass through shared memory, one vector ahead of their use (``StagedVectors``).
+
+        This holds for 16-bit logits of 11 to 20 classes, which threads process in pairs of voxels. Others were not
+        faster, or not timed. The label's logit is replaced in shared memory, so no other voxel loss may read it.
         """
         x, static = self.layout, self.static
         alone = static.voxel in ("", "row") and not static.smoothed
@@ -156,7 +158,7 @@ class RegionPlan(Plan):
 
     @property
     def by_warps(self) -> bool:
-        """True if lanes of a warp move vectors whose classes lie side by side together, through shared memory."""
+        """True if the lanes of a warp move packed vectors together, through shared memory (``PackedStretch``)."""
         x, itemsize, second = self.layout, ITEMSIZE[self.input.dtype], any(self.static.has_tangent)
         if not (x.held and all(x.packed)):
             return False
@@ -169,19 +171,19 @@ class RegionPlan(Plan):
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of shared memory of a thread for vectors that pass through there: of the input, and of its tangent."""
+        """Bytes of shared memory per thread for packed vectors of the input and of its tangent."""
         x = self.layout
         of_vector = region_layout.packed_bytes(x.held, x.vec_size, ITEMSIZE[self.input.dtype])
         return of_vector * (1 + any(self.static.has_tangent))
 
     @property
     def _staged_bytes(self) -> int:
-        """Bytes of shared memory of a thread for two vectors."""
+        """Bytes of shared memory per thread for two staged vectors."""
         x = self.layout
         return region_layout.staged_bytes(x.held, x.vec_size, ITEMSIZE[self.input.dtype], ITEMSIZE[self.target.dtype])
 
     def _shared(self, stage: str, staged: bool) -> int:
-        """Bytes of dynamic shared memory of a block."""
+        """Returns the bytes of dynamic shared memory per block."""
         x, number = self.layout, ITEMSIZE[self.compute]
         threads, shared = region_layout.THREADS, 0
         stored = x.classes, ITEMSIZE[self.input.dtype], number, False
@@ -203,7 +205,7 @@ class RegionPlan(Plan):
         return shared
 
     def _tile(self, stage: str) -> int:
-        """Voxels of a tile in shared memory of a stage."""
+        """Returns the number of voxels per tile in shared memory of a stage, or 0."""
         if stage in ("groups", "hvp_groups"):
             return 0
         return self.layout.gradient_tile if stage in ("from_residual", "hvp") else self.layout.tile
@@ -232,7 +234,7 @@ class RegionPlan(Plan):
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def kernel(self, stage: str, wanted: Wanted, staged: bool, counted: bool) -> RegionKernel:
-        """The kernel of a stage."""
+        """Returns the kernel of a stage."""
         x, static = self.layout, self.static
         of_voxels = stage not in ("groups", "hvp_groups")
         return RegionKernel(

@@ -1,7 +1,7 @@
-"""The reference formulas, through the array API: the path of CPU arrays, and of derivatives that no kernel has.
+"""Reference formulas in the array API, for CPU arrays and for derivatives without a kernel.
 
 Probabilities, sums and the formula of groups are computed in float64 for every dtype, and the result is rounded once.
-Derivatives are those of the array library.
+Derivatives come from the array library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cupylosses.reference_math import detached, divide, float64_scalar, power, s
 
 
 def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
-    """The loss of a call whose operands promote to dtype ``promoted``. Labels are checked if ``readable``."""
+    """Returns the loss of a call whose operands promote to dtype ``promoted``. Checks labels if ``readable``."""
     xp = interop.namespace(call.arrays[0])
     view = Regions(call)
     static = view.static
@@ -36,8 +36,10 @@ def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
 
 
 class Voxels(NamedTuple):
-    """Of voxels as (samples, voxels of a sample): those that count and have a label that is a class, ``sound``; their
-    labels, 0 elsewhere; and those that count and have a ``bad`` label.
+    """Flags and labels of all voxels, of shape (samples, voxels of a sample).
+
+    ``sound`` is True for voxels that count and whose label, if there is one, is valid. ``labels`` are their labels, 0
+    elsewhere. ``bad`` is True for voxels that count and whose label is invalid.
     """
 
     sound: Any
@@ -46,7 +48,7 @@ class Voxels(NamedTuple):
 
 
 class Probabilities(NamedTuple):
-    """The probability p of each class, 1 - p, and what the softmax has besides: log p."""
+    """Probabilities p of each class, 1 - p as ``rest``, and with a softmax log p."""
 
     p: Any
     rest: Any
@@ -54,7 +56,7 @@ class Probabilities(NamedTuple):
 
 
 def counted(xp: Any, view: Regions) -> Voxels:
-    """Which voxels count."""
+    """Determines the voxels that count, and their labels."""
     shape = view.voxels
     like = view.target if view.static.kind == "labels" else xp.sum(view.target, axis=view.static.class_dim)
     everywhere = xp.ones_like(detached(like), dtype=xp.bool)
@@ -70,8 +72,9 @@ def counted(xp: Any, view: Regions) -> Voxels:
 
 
 def _classes_last(xp: Any, view: Regions, x: Any, sound: Any) -> Any:
-    """An operand as (samples, voxels, classes) in float64, with zeros in voxels that do not count: replaced before
-    anything is computed, since afterwards their NaN would be in the gradient.
+    """Returns an operand as (samples, voxels, classes) in float64, with zeros in voxels that do not count.
+
+    The zeros are set before anything is computed: later, NaN of these voxels would already be in the gradient.
     """
     dim = view.static.class_dim
     order = [d for d in range(x.ndim) if d != dim]
@@ -81,7 +84,7 @@ def _classes_last(xp: Any, view: Regions, x: Any, sound: Any) -> Any:
 
 
 def _target(xp: Any, view: Regions, voxels: Voxels) -> Any:
-    """The target per class, 0 in voxels that do not count."""
+    """Returns the target as a value per class, 0 in voxels that do not count."""
     if view.static.kind == "dense":
         return _classes_last(xp, view, view.target, voxels.sound)
     device = {"device": view.input.device} if interop.kind(view.input) == "torch" else {}
@@ -98,7 +101,7 @@ def _probabilities(xp: Any, view: Regions, x: Any) -> Probabilities:
 
 
 def softmax(xp: Any, x: Any) -> Probabilities:
-    """The softmax, in which 1 - p of the largest logit is the sum of the others."""
+    """Returns the softmax. For the largest logit, 1 - p is the sum of the other probabilities."""
     s, log_sum, total, _ = log_softmax_parts(xp, x)
     e = xp.exp(s)
     places = xp.argmax(detached(x), axis=-1)
@@ -110,7 +113,7 @@ def softmax(xp: Any, x: Any) -> Probabilities:
 
 
 class Cells(NamedTuple):
-    """The sums of each sample and class."""
+    """Sums I, FP and FN of each sample and class."""
 
     hits: Any
     false_positives: Any
@@ -119,7 +122,7 @@ class Cells(NamedTuple):
 
 def _cells(xp: Any, view: Regions, parts: Probabilities, t: Any, voxels: Voxels) -> Cells:
     p, rest = parts.p, parts.rest
-    # p - t without cancellation for t = 1, with the derivatives of both.
+    # p - t, without cancellation at t = 1, and with the derivatives by p and t.
     apart = xp.where(t == 1, (1 - t) - rest, p - t)
     if view.static.overlap == "squared":
         found = p * t, p * apart, -t * apart
@@ -138,7 +141,7 @@ def _cells(xp: Any, view: Regions, parts: Probabilities, t: Any, voxels: Voxels)
 
 
 def _of_regions(xp: Any, view: Regions, cells: Cells, voxels: Voxels) -> Any:
-    """The loss of regions: a number, or one per group."""
+    """Returns the region loss: one number, or one per group."""
     static, number = view.static, view.numbers
     axes = (*[0] * static.pools_batch, *[1] * static.pools_classes)
 
@@ -156,7 +159,7 @@ def _of_regions(xp: Any, view: Regions, cells: Cells, voxels: Voxels) -> Any:
     if static.gamma_over == "group" and number["gamma"] != 1.0:
         losses = power(xp, losses, number["gamma"])
     counts = present if static.absent == "skip" else present | ~present
-    # NaN in place of no group: what is not present is no number, either.
+    # A group whose sums are NaN compares as absent. It counts all the same, so that the result is NaN.
     used = present if static.absent != "keep" else counts
     unknown = xp.isnan(detached(hits + positives + negatives))
     used, counts = used | unknown, counts | unknown
@@ -195,14 +198,14 @@ def _reduced(xp: Any, view: Regions, losses: Any, counts: Any, weight: Any) -> A
 
 
 def _formula(xp: Any, view: Regions, hits: Any, positives: Any, negatives: Any, present: Any) -> Any:
-    """The loss of each group, before its exponent."""
+    """Returns the loss of each group, before the exponent `gamma`."""
     number = view.numbers
     above, below, floor = number["smooth_nr"], number["smooth_dr"], number["floor"]
     wrong = number["alpha"] * positives + number["beta"] * negatives
     size = hits + wrong + below
     free = ~(size < floor)
     size = xp.where(free, size, xp.zeros_like(size) + floor)
-    # 1 - S, in which hits have cancelled.
+    # Numerator of 1 - S. Above the floor, hits have cancelled.
     missed = xp.where(free, wrong + (below - above), floor - above - hits)
     void = size == 0
     safe = xp.where(void, xp.ones_like(size), size)
@@ -221,7 +224,7 @@ def _formula(xp: Any, view: Regions, hits: Any, positives: Any, negatives: Any, 
 
 
 def _weights_of_cells(xp: Any, view: Regions, true: Any) -> Any:
-    """The factors of the sums of each cell, or None: weights by size, and class weights in the score."""
+    """Returns the factors of the sums of each cell, or None: weights by size times class weights in the score."""
     static = view.static
     weights = None
     if static.weighting != "uniform":
@@ -238,13 +241,13 @@ def _weights_of_cells(xp: Any, view: Regions, true: Any) -> Any:
 
 
 def _class_weight(xp: Any, view: Regions) -> Any:
-    """The weights of the classes that have a region, as a row."""
+    """Returns the weights of the classes that have a region, as a row."""
     own = xp.astype(view.class_weight, xp.float64)
     return (own if view.static.background else own[1:])[None, :]
 
 
 def _of_voxels(xp: Any, view: Regions, x: Any, t: Any, parts: Probabilities, voxels: Voxels) -> Any:
-    """The mean of the loss of voxels."""
+    """Returns the mean of the voxel losses."""
     static, loss = view.static, view.loss
     weights = float64_scalar(xp, x, 1.0) if view.weight is None else xp.astype(view.weight, xp.float64)
     sound, values = voxels.sound, view.of_voxels
@@ -279,7 +282,7 @@ def _mean_of_voxels(xp: Any, costs: Any, counts: Any, voxels: Voxels) -> Any:
 
 
 def _check_labels(xp: Any, view: Regions, voxels: Voxels) -> None:
-    """Raises for labels that are no class."""
+    """Raises for invalid labels."""
     if not bool(xp.any(voxels.bad)):
         return
     bad = xp.reshape(voxels.bad, tuple(view.target.shape))

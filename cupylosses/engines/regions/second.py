@@ -1,8 +1,11 @@
-"""The plan of second derivatives of region losses: three launches.
+"""Plan of second derivatives of region losses (Hessian-vector products): three launches.
 
-The first leaves the sums of each sample and class with their tangents; the second finds the derivative of the value
-along the tangent, and the derivatives by the sums with their tangents; the third writes the tangent of the gradient of
-each voxel (``kernels/regions/region_hvp.cuh``).
+    launch        result
+    hvp_sums      the sums of each sample and class, with their tangents
+    hvp_groups    the derivative of the value along the tangent, and the derivatives by the sums, with their tangents
+    hvp           the tangent of the gradient of each voxel
+
+The kernels are in ``kernels/regions/region_hvp.cuh``.
 """
 
 from __future__ import annotations
@@ -17,20 +20,21 @@ from cupylosses.engines.regions.plan import RegionPlan
 from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 
-#: Classes next to each other and bytes of a logit from which on voxels are read from a copy where they are neighbours:
-#: each lane of a warp reads its own line, many times.
+#: Maximum number of contiguous classes of an input that is read without a copy in which its voxels are contiguous. With
+#: more classes, each lane of a warp would read its own cache line, many times.
 FAR_CLASSES = 16
+#: Minimum number of bytes of a logit for that copy.
 FAR_ITEMSIZE = 4
 
 
 def voxels_far_apart(x: TensorSpec, class_dim: int) -> bool:
-    """True if neighbouring voxels lie so far apart that a copy is read in second derivatives."""
+    """True if neighbouring voxels are so far apart that second derivatives read a copy."""
     many = x.shape[class_dim] > FAR_CLASSES and ITEMSIZE[x.dtype] >= FAR_ITEMSIZE
     return many and 0 not in x.shape and x.strides[class_dim] == 1
 
 
 class RegionHvpPlan(RegionPlan):
-    """The plan of the derivative of a region loss along a tangent of the input, which runs itself."""
+    """Composite plan of the derivative of a region loss along a tangent of the input."""
 
     composite = True
     keeps_residual = False
@@ -39,7 +43,7 @@ class RegionHvpPlan(RegionPlan):
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
     ) -> None:
         super().__init__(engine, call, tensors, promoted, machine)
-        # Tangents of a target per class, and divisors of the caller's, are the formula's.
+        # The reference formula handles tangents of dense targets, and normalizers.
         self.empty = self.empty or any(call.static.has_tangent[1:]) or call.static.normalized
 
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
@@ -71,12 +75,12 @@ class RegionHvpPlan(RegionPlan):
 
     @property
     def _kept_by_groups(self) -> int:
-        """Bytes of what the second kernel keeps between its steps."""
+        """Bytes that the second kernel keeps between its steps."""
         x = self.layout
         return 8 * (x.samples * (2 * x.numbers + 1) + self.groups * region_layout.SECOND_RECORD)
 
     def run_hvp(self, inputs: Inputs, wanted: Wanted, grad_output: int) -> tuple[Any, list[Any]]:
-        """The derivative along the tangent, and the products of the second derivatives with it."""
+        """Returns the derivative along the tangent, and the products of the second derivatives with it."""
         device, arrays, scalars, _ = inputs
         x, stream = self.layout, device.stream()
         count = x.samples * x.chunks * 2 * x.numbers + self._kept_by_groups // 8

@@ -1,4 +1,4 @@
-"""Losses of rows of scores that a label is to exceed by a margin: hinges of pairs of a label and another class."""
+"""Margin losses of rows of scores: hinges of pairs of a label and another class, which the label should exceed."""
 
 from cupylosses.engines.row_margin.engine import ROW_MARGIN
 

@@ -1,4 +1,4 @@
-"""A call of a loss of rows of scores: its static part, its arrays by name, its rows and its divisor."""
+"""Static part, arrays by name, shape of the rows, and constant divisor of a call of a margin loss."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from cupylosses.call import Call
 
 
 class Static(NamedTuple):
-    """The settings that plans specialise on.
+    """Settings on which plans are specialised.
 
     Attributes:
-        weighted, masked: True if class weights, a mask are among the arrays.
-        class_dim: The dimension of the classes, counted from 0.
-        ignore_index: The label of rows that do not count.
-        reduction, out_dtype, flags: As the call has them; flags by the positions of their choices.
-        check: When a label that is no class raises.
+        weighted, masked: True if class weights, or a mask, are among the arrays.
+        class_dim: Class dimension, counted from 0.
+        ignore_index: Label of rows that do not count.
+        reduction, out_dtype: Those of the call.
+        flags: For each flag, the position of the chosen value among its choices.
+        check: When an invalid label raises: "sync", "lazy" or "off".
         normalized: True if a normalizer is given, which replaces whatever else a mean divides by.
-        has_tangent: Of the arrays, those that have a tangent: the call is a derivative along these.
+        has_tangent: For each array, True if it has a tangent: the call is then a derivative along these tangents. Empty
+            if the call is not a derivative.
     """
 
     weighted: bool
@@ -35,7 +37,7 @@ class Static(NamedTuple):
 
 
 class Rows:
-    """A call with its arrays by name: how checks and formulas see it."""
+    """A call with its arrays by name, for checks and formulas."""
 
     def __init__(self, call: Call) -> None:
         loss: Any = call.loss
@@ -49,34 +51,36 @@ class Rows:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Parameters and flags by name, as formulas take them."""
+        """Parameters and flags by name, which are the keyword arguments of formulas."""
         return self.loss.bind(self.parameters, self.static.flags)
 
     @property
     def names(self) -> list[str]:
-        """The names of the arrays."""
+        """Names of the arrays."""
         own = [x.name for x in self.loss.operands]
         return [*own, *["weight"] * self.static.weighted, *["mask"] * self.static.masked]
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """The arrays by name."""
+        """Arrays by name."""
         given = [x for x in (self.input, self.target, self.weight, self.mask) if x is not None]
         return dict(zip(self.names, given, strict=True))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the rows: that of the scores without their class dimension."""
+        """Shape of the rows: that of the scores without the class dimension."""
         return without(tuple(self.input.shape), self.static.class_dim)
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return int(self.input.shape[self.static.class_dim])
 
 
 def constant_divisor(several: bool, static: Static, rows: Sequence[int]) -> float | None:
-    """The divisor of the sum of rows of this shape; None if it depends on labels or mask."""
+    """Returns the divisor of the sum over rows of this shape, or None if it depends on labels or mask. ``several`` is
+    True if rows have lists of labels.
+    """
     if static.reduction in ("none", "sum") or static.normalized:
         return 1.0
     if static.reduction == "batchmean":
@@ -85,5 +89,5 @@ def constant_divisor(several: bool, static: Static, rows: Sequence[int]) -> floa
 
 
 def without(x: Sequence[Any], dim: int) -> tuple[Any, ...]:
-    """A sequence without one of its entries, counted from 0."""
+    """Returns a sequence without its entry ``dim``, counted from 0."""
     return (*x[:dim], *x[dim + 1 :])

@@ -1,4 +1,4 @@
-"""The checks of calls of losses of rows of scores, with their messages, in the manner of :mod:`cupylosses.checks`."""
+"""Checks of the arguments of margin losses, with messages in the style of :mod:`cupylosses.checks`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cupylosses.engines.softmax import checks as softmax_checks
 
 
 def arrays(call: Rows) -> None:
-    """Every check of dtypes and shapes."""
+    """Checks dtypes and shapes of all arrays, and that the class weights require no gradient."""
     _dtypes(call)
     _shapes(call)
     if getattr(call.weight, "requires_grad", False):
@@ -88,7 +88,7 @@ def _broadcasts(shape: tuple[int, ...], rows: tuple[int, ...]) -> bool:
 
 
 def bad_label(loss: MarginLoss, position: Sequence[int], value: int, classes: int, alike: bool) -> IndexError:
-    """The error for a label that is no class; ``alike`` where all of these are the same."""
+    """Returns the error for a label that is not a class. ``alike`` is True if all such labels have the same value."""
     if not loss.several:
         return softmax_checks.bad_label(loss, position, value, classes, alike)
     where = f"[{', '.join(map(str, position))}]" if position else ""

@@ -1,4 +1,4 @@
-"""The glue of ``kernels/row_margin/``: the hinge as a functor on dual numbers, and the entry points."""
+"""Generates the glue of ``kernels/row_margin/``: the hinge as a functor on dual numbers, and the entry points."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ KINDS = {
     "denominator": "the number of rows that count",
     "hvp": "the products of the second derivatives with a tangent, for a grad_output per row",
 }
-#: The group of threads of a layout, if it is neither a part of a warp nor a block.
+#: Group of threads that shares a row, by layout. Others use SubwarpGroup, or ClusterGroup for layout "block".
 _GROUPS = {
     "warp": "BlockOfSubwarps group{{width}}",
     "shared_rows": "WarpsShareRows group{{{width}}}",
 }
-#: Those that write gradients.
+#: Entry points that write gradients.
 WRITING = ("value_and_gradient", "gradient", "hvp")
 _CALLS = {
     "value": "row_value<Reader>(program, group, chunks, memory, divisor, value)",
@@ -44,14 +44,17 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class MarginKernel(Kernel):
-    """A compiled module of this engine. Equal ones have equal source.
+    """A compiled module of this engine. Equal instances have equal source.
 
-    ``layout`` is one of :mod:`.layout`, of blocks of so many ``threads``, and so are ``scores``. A thread reads
-    ``ahead`` vectors at once, and ``edges`` of a row; a multiprocessor runs ``most`` threads, but for some layouts.
-    A block that takes rows may be one of a ``cluster``. ``weight`` is a dtype, or "". The divisor of the sum is an
-    argument, or lies on the device (``counted``), or is the number of rows that count, which the kernel finds itself
-    (``self_counting``), or while it evaluates them (``tallies``). With both, gradients assume that all rows count, and
-    only a check without records counts by itself.
+    ``layout`` is a kind of :mod:`.layout`, with blocks of ``threads`` threads; ``scores`` is the placement of scores
+    there. A thread has ``ahead`` vectors in flight, and processes at most ``edges`` of the single elements at the ends
+    of a row that vectors do not divide. A multiprocessor runs ``most`` threads, except in layouts with a number of
+    their own. ``cluster`` is the number of blocks that share a row in layout "block". ``weight`` is the dtype of class
+    weights, or "".
+
+    The divisor of the sum is one of three things: an argument; a number on the device (``counted``); or the number of
+    rows that count, which the kernel computes first (``self_counting``), or while it evaluates the rows (``tallies``).
+    With both of the latter, gradients assume that all rows count, and only a check without records counts rows first.
     """
 
     loss: MarginLoss
@@ -81,7 +84,7 @@ class MarginKernel(Kernel):
 
     @property
     def resident(self) -> int:
-        """Blocks of a multiprocessor."""
+        """Number of blocks per multiprocessor."""
         return resident(self.layout, self.threads, self.most)
 
     @property
@@ -96,7 +99,7 @@ class MarginKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         names = (self.input, self.target, self.weight, "bool" if self.mask else "")
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
@@ -110,7 +113,7 @@ class MarginKernel(Kernel):
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel."""
         return f"{self.loss.name}_{self.kind}_{STORAGE[self.input][1]}"
 
     @property
@@ -149,7 +152,7 @@ class MarginKernel(Kernel):
 
 
 def _hinge(kernel: MarginKernel) -> list[str]:
-    """The functor of the hinge."""
+    """Returns the source of the functor ``Hinge``."""
     loss = kernel.loss
     names, number = [x.name for x in loss.parameters], "_number" if kernel.kind == "hvp" else "double"
     used = names_in(" ".join([loss.hinge, *loss.constants.values()]))
@@ -171,16 +174,16 @@ def _hinge(kernel: MarginKernel) -> list[str]:
 
 
 def _call(kernel: MarginKernel) -> str:
-    """The call that does the work of a kernel."""
+    """Returns the call in the entry point that does the work of the kernel."""
     if not kernel.tallies or kernel.kind not in TALLIED:
         return _CALLS[kernel.kind]
     call = TALLIED[kernel.kind]
-    # Kernels that count by themselves need no divisor of a launch before, if there is no record.
+    # A self-counting kernel counts rows itself if there is no record: it needs no count of an earlier launch.
     return call.replace("<Reader>", "<Reader, true>").replace("missed", "nullptr") if kernel.self_counting else call
 
 
 def _group(kernel: MarginKernel) -> str:
-    """The declaration of the threads that share a row."""
+    """Returns the declaration of ``group``, the threads that share a row."""
     if kernel.layout == "block":
         return f"ClusterGroup<{kernel.cluster}> group{{}}"
     return _GROUPS.get(kernel.layout, "SubwarpGroup group{width}")

@@ -1,13 +1,14 @@
-"""Definition of a loss of rows of scores, of which labels are to exceed all other classes by a margin.
+"""Definition of a margin loss: the scores of labels should exceed those of all other classes by a margin.
 
-    z_ij = margin + (x_i - x_j)                   for each label j and each class i that is no label
+    z_ij = margin + (x_i - x_j)                   for each label j and each class i that is not a label
     value = (w_y / C) sum over i and j of h(z_ij) where z_ij > 0
 
-A row has one label y, with the class weight w_y, or a list of labels up to the first -1, each of which counts as often
-as it is listed. The derivative follows from the hinge h: that of class i is the sum of h'(z_ij) over the labels, that
-of label j minus their sum over the other classes. At z = 0 it is 0.
+A row has either one label y, with class weight w_y, or a list of labels that ends at the first -1; each label counts as
+often as it is listed. The gradient follows from the derivative of the hinge h. Up to the factor w_y / C, the gradient
+of class i is the sum of h'(z_ij) over the labels j, and that of label j is minus the sum of h'(z_ij) over the classes
+i. A pair with z = 0 contributes 0.
 
-Nothing here imports an array library, CUDA or a compiler.
+This module imports no array library, no CUDA and no compiler.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
 from cupylosses.engines.softmax.definition import IGNORED, REDUCTIONS, describe_row_operand, row_annotations
 
-#: The hinge that is what is left of the margin itself, of which pairs can be counted.
+#: Name of z in the expression of a hinge. It is also the hinge h(z) = z, for which active pairs can be counted.
 EXCESS = "excess"
 
 #: The number that ends a list of labels.
@@ -31,12 +32,12 @@ END = -1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MarginLoss(Definition):
-    """A loss of rows of scores. It has a parameter ``margin``.
+    """A margin loss of rows of scores. It must have a parameter ``margin``.
 
     ``several``    True if a row has a list of labels; otherwise it has one label, which may have a class weight.
-    ``hinge``      the cost of a pair whose ``excess`` z is above 0, an expression of it.
-    ``reference``  the hinge through the array API: a function of ``xp``, ``excess``, and parameters and flags by name.
-    ``linear``     flags with which the hinge is the excess itself.
+    ``hinge``      Cost of a pair whose ``excess`` z is greater than 0: an expression of ``excess``.
+    ``reference``  The hinge through the array API: a function of ``xp``, ``excess``, and parameters and flags by name.
+    ``linear``     Pairs of a flag and a value: if all flags have these values, the hinge is the excess itself.
     """
 
     several: bool = False
@@ -55,7 +56,7 @@ class MarginLoss(Definition):
         check(self.hinge, names, Part(self.name, "hinge", self.places.get("hinge")))
 
     def is_linear(self, flags: Sequence[int]) -> bool:
-        """True if the hinge is the excess itself with these choices of flags."""
+        """True if, with these choices of flags, the hinge is the excess itself."""
         chosen = {x.name: x.choices[i] for x, i in zip(self.flags, flags, strict=True)}
         return self.hinge == EXCESS or (bool(self.linear) and all(chosen[n] == x for n, x in self.linear))
 
@@ -144,7 +145,7 @@ class MarginLoss(Definition):
         return {first.name: _SCORES, second.name: _LISTS if self.several else _LABELS}
 
 
-#: Rows of documented examples, a label of each, and lists of labels.
+#: Rows of the examples in docstrings, one label for each, and lists of labels.
 _SCORES = ((0.1, 0.2, 0.4, 0.8), (0.5, -0.25, 1.0, 0.0))
 _LABELS = (3, 0)
 _LISTS = ((3, 0, -1, -1), (2, -1, -1, -1))

@@ -1,4 +1,4 @@
-"""The engine of losses of rows of scores, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+"""The margin-loss engine: implements the protocol of :mod:`cupylosses.engines.base`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from cupylosses.engines.softmax.layout import classes_last
 from cupylosses.interop import ITEMSIZE
 from cupylosses.reference_math import divide
 
-#: Settings that were checked before.
+#: Settings that have already been checked.
 _SETTINGS = SettingsCache()
 
 
 class MarginEngine(Engine):
-    """Losses of rows of scores that labels are to exceed by a margin."""
+    """Engine of losses in which the scores of labels should exceed those of other classes by a margin."""
 
     name = "row_margin"
     needs_chip = True
@@ -82,7 +82,8 @@ class MarginEngine(Engine):
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
         if rank == 1 and not loss.several and static.reduction != "none" and tuple(second.shape) == (1,):
-            # The label of a single row: torch takes it with a dimension, too, which its values then have.
+            # The label of a single row. torch also accepts it with one dimension; its unreduced value then has that
+            # dimension.
             present = (first, second.reshape(()), *present[2:])
         return loss, present, static, scalars, normalizer
 
@@ -103,18 +104,21 @@ class MarginEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Scores whose classes are not next to each other, in the scores or in the gradient, are read from a copy where
-        neighbouring rows are not either, unless there are few; so are class weights with gaps.
+        """Returns the arrays that kernels read from copies, with the strides of these.
+
+        Scores are copied if their classes, or those of the gradient, are not contiguous, unless a layout reads and
+        writes them in place: because neighbouring rows are adjacent in memory, classes have small gaps, or there are
+        few scores. Class weights are copied if they are not contiguous.
         """
         loss: Any = call.loss
         x, dim, found = tensors[0], call.static.class_dim, {}
         if call.static.has_tangent:
-            # Read in place, whatever the strides are.
+            # Second derivatives read scores and tangents of any strides in place.
             gaps = call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1
             return {2: (1,)} if gaps else {}
         apart = x.shape[dim] > 1 and not x.strides[dim] == x.gradient.strides[dim] == 1
         rows = without(x.shape, dim)
-        # Threads take rows of lists that are contiguous, or next to each other.
+        # Layouts with a thread per list need rows that are contiguous, or adjacent to each other in memory.
         lists = loss.several and self._takes_lists(call, tensors, machine)
         apart = apart and (lists or not gathered(rows, x.shape[dim]))
         if apart and read_apart(rows, rows_of(x, dim, 0), rows_of(x.gradient, dim, 0), loss.several):
@@ -128,7 +132,7 @@ class MarginEngine(Engine):
         return found
 
     def _takes_lists(self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine) -> bool:
-        """True if threads take the rows of a call with lists of labels."""
+        """True if, in a call with lists of labels, each row is processed by one thread."""
         loss: Any = call.loss
         x, dim = tensors[0], call.static.class_dim
         linear, labels = loss.is_linear(call.static.flags), tensors[1].shape[dim]
@@ -156,8 +160,8 @@ class MarginEngine(Engine):
         return [row_major(static.out_dtype or promoted, rows if static.reduction == "none" else ())]
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
-        """A float64 value per row: a batch is one more dimension of rows. The rows' values are few: the array library
-        adds them up and divides.
+        """Splits a reduced loss into a call that returns a float64 value per row, and a quotient that the array library
+        computes. For values per row, a batch dimension is one more dimension of rows; and there are few of them to sum.
         """
         static = call.static
         if traced or static.reduction == "none":
@@ -174,13 +178,13 @@ class MarginEngine(Engine):
         return Apart((per_row,), finish)
 
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
-        """The values of the rows, and a ``grad_output`` for each of them."""
+        """Returns the call that computes a value per row, and the ``grad_output`` of each row."""
         xp = interop.namespace(grad_output)
         static = call.static._replace(reduction="none", out_dtype="float64", check="off", normalized=False)
         upstream = xp.astype(grad_output, xp.float64)
         if call.static.reduction != "none":
-            # With nothing to divide by no row has a gradient, nor has that gradient one: 0 * inf must not arise. The
-            # reciprocal is what kernels multiply by.
+            # With a divisor of 0, no row has a gradient, and neither has that gradient itself: 0 * inf must not occur.
+            # The reciprocal is multiplied, as in the kernels.
             if isinstance(divisor, (int, float)):
                 upstream = upstream * (1.0 / divisor if divisor else 0.0)
             else:
@@ -195,7 +199,7 @@ class MarginEngine(Engine):
 
     def contracted(self, xp: Any, call: Call, gradients: Sequence[Any], tangents: Sequence[Any]) -> Any:
         slopes = xp.astype(gradients[0], xp.float64)
-        # No 0 times an infinite tangent.
+        # A gradient of 0 times an infinite tangent must not give NaN.
         terms = xp.where(slopes == 0, xp.zeros_like(slopes), slopes * tangents[0])
         return xp.sum(terms, axis=call.static.class_dim)
 
@@ -225,7 +229,9 @@ class MarginEngine(Engine):
     def placeholders(
         self, loss: MarginLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Labels are int64 unless a dtype is named for them; lists have a place per class unless a shape is."""
+        """Returns dtypes and shapes of all arrays. Labels are int64 unless a dtype is named for them. Lists have a
+        place per class unless a shape is named for them.
+        """
         any_loss: Any = loss
         scores = tuple(shapes[0])
         dim = softmax_checks.class_dimension(any_loss, options.get("class_dim"), scores)
@@ -277,7 +283,9 @@ def checked_settings(
     settings: tuple[Any, ...],
     legacy: tuple[Any, ...],
 ) -> tuple[Static, tuple[float, ...]]:
-    """The settings of a call, checked; dtypes and shapes are checked where plans are made."""
+    """Checks the settings of a call, and returns its static part and scalars. Dtypes and shapes are checked where plans
+    are made.
+    """
     _, _, weight, mask, normalizer = arrays
     any_loss: Any = loss
     given = dict(zip(loss.setting_names, settings, strict=True))

@@ -1,23 +1,25 @@
-"""Launch geometry of losses of rows of scores: which threads take which rows. Pure functions of integers.
+"""Launch geometry of margin losses: which threads process which rows. Pure functions of integers.
 
-subwarp         neighbouring lanes of a warp share a row; of lists of labels all lanes of a warp
-block           a block shares a row, or a cluster of blocks a long one where rows are few
-warp            a warp takes a row, unless its list is long: then all warps of the block share it
-thread_per_row  a thread takes a row of one label whose classes lie apart, and its neighbours the rows next to it
-shared_rows     likewise, but the warps of a block share 32 rows: each takes some of the classes
-thread_per_list a thread takes a row of a list and few contiguous classes; its warp moves all its rows together
-short_lists     lanes of a warp share a row of a list and some more classes; the warp reads 32 lists together
-thread_per_list_apart likewise, of classes that lie apart, which each thread moves itself
-thread_per_label likewise, of one label
+subwarp                neighbouring lanes of a warp share a row; with lists of labels, all lanes of a warp do
+block                  a block shares a row; if there are few long rows, a cluster of blocks does
+warp                   a warp processes a row, unless its list is long: then all warps of the block share the row
+thread_per_row         one label, strided classes: a thread processes a row, neighbouring threads neighbouring rows
+shared_rows            one label, strided classes: the warps of a block share 32 rows; each processes some classes
+thread_per_list        lists, few contiguous classes: a thread processes a row; its warp copies all its rows together
+thread_per_list_apart  lists, few strided classes: a thread processes a row, and copies it itself
+thread_per_label       one label, few contiguous classes: as thread_per_list
+short_lists            lists, some more contiguous classes: lanes of a warp share a row; a warp reads 32 lists together
 
-Vectors are those of the gradients, whose rows may begin anywhere. Where scores lie otherwise, those of 16 bits are cut
-out of two vectors; others, and those whose classes lie a little apart, are read one by one.
+Vectors are aligned as the gradients are, whose rows may begin at any address. If scores are aligned differently, 16-bit
+scores are cut out of two vectors, and other scores are read one by one. Scores with small gaps between classes are read
+one by one, too.
 
-Rows of classes that lie apart are read in place where there are many, next to each other, with one label or with lists
-of few classes, and where there are few scores in all; all others are first copied with their classes contiguous.
+Rows with strided classes are read in place in two cases: if there are many rows, adjacent in memory, with one label or
+with lists and few classes; and if there are few scores in all. Otherwise scores are first copied, so that their classes
+are contiguous.
 
-A row is read once, and only its labels stay on chip: their scores in registers, or in shared memory where there may be
-more than a warp has lanes.
+A row is read once. Only the scores of its labels stay on chip: in registers, or, if there may be more labels than a
+warp has lanes, in shared memory.
 """
 
 from __future__ import annotations
@@ -37,115 +39,136 @@ from cupylosses.engines.softmax.layout import (
 from cupylosses.engines.strides import merge
 from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 
-#: Vectors of a row that a thread takes, as long as there are threads to take the others: of one label, also in few rows
-#: without edges that a warp shares, and of a list. What a row costs besides its scores is paid by each thread.
+#: Maximum number of vectors of a row per thread, as long as there are threads for the others: with one label; with one
+#: label, in few rows without edges that lanes of a warp share; and with lists. More vectors per thread amortize what a
+#: row costs each thread besides its scores.
 VECTORS = 8
 WHOLE_VECTORS = 4
 LIST_VECTORS = 4
-#: Vectors of a thread in MANY_ROWS rows of one label that WARP threads or more would share. If there are ROWS_OF_WARPS
-#: rows for each thread that would share one, and no more than SHARED_BY_WARP of these, a warp takes the row: it waits
-#: for no barrier, and other rows keep memory busy.
+#: LONG_VECTORS replaces VECTORS in at least MANY_ROWS rows of one label that WARP threads or more would share. If at
+#: most SHARED_BY_WARP threads would share a row, and there are at least ROWS_OF_WARPS rows per such thread, a warp
+#: processes each row instead: it waits for no barrier, and other rows keep memory busy.
 LONG_VECTORS = 16
 ROWS_OF_WARPS = 16
 SHARED_BY_WARP = 256
-#: Edges of a row of one label that a thread takes, at most.
+#: Maximum number of edges per thread in many rows of one label; in few rows, a thread has one. Edges are single
+#: elements at the ends of rows that vectors do not divide.
 EDGES = 4
-#: The most vectors of a row of one label without edges whose lanes take a single vector each.
+#: Maximum number of vectors of a row of one label without edges for which each lane processes a single vector.
 SINGLE_VECTORS = 8
-#: Vectors that a thread reads together, at most, and their elements: of one label in rows that a warp shares and in
-#: those that a block does, and of lists (a quarter in float64). Gradients of a hinge that is not linear have registers
-#: for one vector less.
+#: Maximum number of vectors in flight per thread: TOGETHER, or CURVED_TOGETHER if gradients of a nonlinear hinge are
+#: written, with registers for one vector less. Maximum number of their elements: with one label, in rows that a warp or
+#: a block shares; and with lists (a quarter of LIST_ELEMENTS in float64).
 TOGETHER = 8
 CURVED_TOGETHER = 7
 ELEMENTS = 32
 BLOCK_ELEMENTS = 64
 LIST_ELEMENTS = 16
-#: Classes below which vectors must divide a row: it would be nothing but edges.
+#: Maximum number of classes for which vectors must divide a row: otherwise it would consist of nothing but edges.
 FEW_CLASSES = 32
-#: Threads of a block whose warps take rows of their own, and of such a block where each warp has many rows and sorts no
-#: lists: neighbouring rows are then under way together. Threads of a block that shares a row: at most, and at most if
-#: there are rows for all multiprocessors several times over, whose barriers are then cheaper (twice as many if scores
-#: have 16 bits, and one label); and at least.
+#: Threads of a block whose warps process rows of their own; and of such a block if each warp has many rows and sorts no
+#: lists: neighbouring rows are then in flight together.
 SUBWARP_THREADS = 128
 MANY_CHUNKS_THREADS = 512
+#: Threads of a block that shares a row: maximum; maximum if there are more than MANY_ROWS rows, which are several for
+#: each multiprocessor (barriers of smaller blocks are cheaper; doubled for 16-bit scores with one label); and minimum.
 MAX_BLOCK_THREADS = 512
 MANY_ROWS_THREADS = 128
 MANY_ROWS = 512
 MIN_BLOCK_THREADS = 64
-#: Threads that a multiprocessor runs at once, by the registers that they are given; and those of a value per row of one
-#: label, with fewer vectors in flight each.
+#: Threads per multiprocessor, which limits the registers of a thread: by default, and in kernels of a value per row of
+#: one label, whose threads have fewer vectors in flight.
 RESIDENT_THREADS = 512
 RESIDENT_OF_VALUES = 768
-#: Chunks of these, at most: an H100 has as many warps.
+#: Maximum number of chunks of a value per row of one label: an H100 runs as many warps.
 VALUE_CHUNKS = 3168
-#: Threads where each takes classes of a row that lie apart: what is under way is what it has in flight.
+#: Threads per multiprocessor in layouts whose threads read strided classes: no more is in flight than what each thread
+#: has in flight.
 RESIDENT_APART = {"thread_per_row": 1024, "shared_rows": 1024}
-#: Threads where each takes a row that its warp has moved to shared memory: nothing else is under way meanwhile.
+#: Threads per multiprocessor in layouts whose threads process rows that their warp has copied to shared memory: nothing
+#: else is in flight meanwhile.
 RESIDENT_OF_WARPS = {"thread_per_list": 768, "thread_per_list_apart": 768, "thread_per_label": 768, "short_lists": 512}
-#: Partial sums of such rows, and of the number of rows that count, at most: the last block adds them up alone, and an
-#: H100 has a warp for each. A warp that takes a second chunk would double the time.
+#: Maximum number of partial sums of such rows, and of the count of rows: the last block adds them alone, and an H100
+#: runs a warp for each. If warps had to process a second chunk, the time would double.
 CHUNKS_OF_WARPS = 3 << 10
-#: Chunks that one block of so many threads takes at once: a block that waits for no other saves the ticket.
+#: Number of chunks that one block of MANY_CHUNKS_THREADS processes at once: a single block needs no ticket.
 ONE_BLOCK_CHUNKS = MANY_CHUNKS_THREADS // WARP
-#: Scores of few rows, at most, whose gradients assume that all rows count. If that is wrong they are written again.
+#: Maximum number of scores in few rows whose speculative gradients assume that all rows count. If they do not, the
+#: gradients are written again.
 ASSUMED_ELEMENTS = 1 << 20
-#: Scores of rows whose classes lie apart, at most, that lanes read and write in place, and classes: copies of so few
-#: take longer.
+#: Maximum number of scores, and of classes, for which lanes read and write strided classes in place: copies of so few
+#: scores take longer.
 GATHERED_ELEMENTS = 1 << 17
 GATHERED_CLASSES = 1024
-#: Bytes between neighbouring classes of other rows, at most, that are read one by one to vectors of their gradients.
+#: Maximum class stride, in bytes, for which scores of other rows are read one by one into vectors of their gradients.
 STEP_BYTES = 16
-#: Rows with such a step that are copied, at most, and classes of them, at least: a block reads each of them alone, all
-#: multiprocessors copy them.
+#: Such scores are copied nevertheless if there are at most FEW_ROWS rows and at least MANY_CLASSES classes: a single
+#: block would read each row, but all multiprocessors copy it.
 FEW_ROWS = 16
 MANY_CLASSES = 1 << 15
-#: Rows of lists from which on threads take them in place, and bytes of a class of rows of one label. The copies that
-#: others are read from and written to take three times the traffic.
+#: Minimum number of rows with lists, and minimum bytes of one class of all rows with one label, for which threads read
+#: strided classes in place. Reading from a copy and writing through one takes three times the traffic.
 APART_LISTS = 8192
 APART_BYTES = 8192
-#: Classes that a thread reads together, warps that share rows at most, and warps up to which rows are shared: an H100
-#: runs as many.
+#: Rows with strided classes: classes that a thread has in flight; maximum number of warps that share rows; and number
+#: of warps up to which rows are shared, as many as an H100 runs.
 APART_TOGETHER = 8
 SHARING_WARPS = 16
 SHARED_UP_TO = 4224
-#: Places for the rows of a warp where a thread takes each and has one label.
+#: Buffers for the rows of a warp in layout "thread_per_label".
 BUFFERS = 2
-#: Rows of lists from which on a thread takes each of them, classes and places for labels that it takes, at most.
+#: Minimum number of rows, maximum number of classes, and maximum number of places for labels, for which one thread
+#: processes a row with a list.
 THREAD_LISTS = 4096
 THREAD_CLASSES = 64
 THREAD_PLACES = 64
-#: Warps of a multiprocessor that take such rows, at least: of longer rows fewer have room in shared memory.
+#: Minimum number of warps whose rows must fit into the shared memory of a multiprocessor in these layouts.
 THREAD_WARPS = 6
-#: Partial sums of rows of one label that lanes share, at most; those of rows of short lists are a multiple of it, if
-#: there are so many. An H100 has as many warps, which take the same number of rows. Bytes of a `ListRecord` of
-#: ``kernels/row_margin/short_lists.cuh``.
+#: Maximum number of partial sums of rows of one label that lanes share. With short lists and many rows, the number of
+#: partial sums is a multiple of it. An H100 runs as many warps, so that each processes the same number of rows.
 WARP_CHUNKS = 2112
+#: Bytes of a `ListRecord` of ``kernels/row_margin/short_lists.cuh``.
 RECORD_BYTES = 240
-#: Classes of such rows, at least, if they begin anywhere: vectors of a row reach into its neighbours.
+#: Minimum number of classes of rows with short lists that begin at any address: vectors of a row extend into its
+#: neighbours.
 SHORT_CLASSES = 16
-#: Classes of rows of one label that a thread takes, at most: of 16 bits, and of others.
+#: Maximum number of classes for which one thread processes a row of one label: with 16-bit scores, and with others.
 LABEL_CLASSES = (64, 32)
-#: Classes of rows that a warp takes though their lists may be sorted, at most, and labels that are sorted at most.
+#: Maximum number of classes for which a warp processes a row though its list may have to be sorted; and maximum number
+#: of labels that are sorted.
 WARP_CLASSES = 256
 MAX_SORTED = 4096
-#: Rows from which on warps take those of short lists, though blocks sort long ones.
+#: Minimum number of rows for which single warps process rows with short lists, although blocks sort long lists.
 MANY_LISTS = 2048
-#: Blocks of a cluster that shares a row of one label, at most: as long as there are so many blocks in all, of
-#: MAX_BLOCK_THREADS, and so many vectors for each thread.
+#: Maximum number of blocks of a cluster that shares a row of one label. A cluster grows as long as there are at most
+#: CLUSTERED_BLOCKS blocks in all, of MAX_BLOCK_THREADS, and at least CLUSTERED_VECTORS vectors per thread.
 MAX_CLUSTER = 8
 CLUSTERED_BLOCKS = 64
 CLUSTERED_VECTORS = 4
-#: Vectors of a row of second derivatives that a thread takes, as long as there are threads to take the others.
+#: Maximum number of vectors of a row per thread in second derivatives, as long as there are threads for the others.
 SECOND_VECTORS = 4
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Launch geometry of rows: ``words`` is the kernel's ``RowSpace``; ``rank`` the dimensions that it has room for.
-    ``together`` are the vectors that a thread reads at once. ``capacity`` are the labels that shared memory holds of a
-    row, ``mask_words`` the words with a bit for each class, and ``shared`` the bytes of a block. ``scores`` is
-    one of ScoresOfRows of ``kernels/row_margin/row_margin.cuh``; ``apart`` if their classes lie apart. A row of a block
-    is shared by a ``cluster`` of so many.
+    """Launch geometry of rows.
+
+    Attributes:
+        kind: One of the layouts at the top of this module.
+        vec_size: Elements of a vector.
+        width: Threads that share a row.
+        threads: Threads of a block.
+        chunks: Number of chunks of rows, each of which leaves a partial sum.
+        rank: Number of dimensions of rows that the kernel's ``RowSpace`` has space for.
+        words: The kernel's ``RowSpace``.
+        together: Vectors that a thread has in flight.
+        capacity: Labels of a row that fit into shared memory.
+        mask_words: Words of shared memory with a bit for each class; 0 if there are none.
+        shared: Bytes of shared memory of a block.
+        scores: Placement of scores: one of ScoresOfRows of ``kernels/row_margin/row_margin.cuh``.
+        apart: True if the classes of the scores or of the gradients are strided.
+        edges: Maximum number of edges of a row per thread.
+        cluster: Number of blocks that share a row, if ``kind`` is "block".
     """
 
     kind: str
@@ -165,50 +188,52 @@ class Layout:
     cluster: int = 1
 
     def reader(self, writes: bool, itemsize: int, fewer: bool = False) -> tuple[str, int]:
-        """The placement of scores for a kernel that may write gradients, and vectors that a thread reads together, half
-        as many if ``fewer``.
+        """Returns the placement of scores for a kernel, which ``writes`` gradients or not, and the number of vectors
+        that a thread has in flight: half as many if ``fewer``.
         """
         if self.kind == "short_lists":
             return self.scores, self.together
-        # Without gradients, vectors are those of the scores.
+        # Without gradients, vectors are aligned as the scores are.
         scores = self.scores if writes or self.apart else "alike"
-        # A shifted vector takes the registers of two, as do elements of 16 bits that are read one by one.
+        # A shifted vector takes the registers of two vectors, and so do 16-bit elements that are read one by one.
         doubled = scores == "shifted" or (scores == "gathered" and itemsize == 2)
         return scores, max(1, self.together // ((2 if doubled else 1) * (2 if fewer else 1)))
 
     def blocks(self, processors: int, most: int = RESIDENT_THREADS) -> int:
-        """Blocks of a launch: as many as run at once, and no more than there are chunks for."""
+        """Returns the number of blocks of a launch: as many as run at once, but no more than there are chunks for."""
         per_block = 1 if self.kind in ("block", "warp", "shared_rows") else self.threads // WARP
         at_once = processors * resident(self.kind, self.threads, most) // self.cluster
         return max(1, min(-(-self.chunks // per_block), at_once)) * self.cluster
 
     @property
     def records(self) -> int:
-        """Records of the scale of gradients: one for each chunk and block of a cluster."""
+        """Number of recorded ``grad_output`` values: one per chunk and block of a cluster."""
         return self.chunks * self.cluster
 
     def without_sums(self, rows: int) -> Layout:
-        """The layout of a value per row. Nothing is added up, so that any number of chunks will do, and one block is no
-        better than several.
+        """Returns the layout for a value per row. Without a sum over rows, any number of chunks will do, and one large
+        block has no advantage over several.
         """
         warps = -(-rows // (WARP // self.width))
         return replace(self, threads=SUBWARP_THREADS, chunks=max(1, min(warps, VALUE_CHUNKS)))
 
 
 def resident(kind: str, threads: int, most: int = RESIDENT_THREADS) -> int:
-    """Blocks of a multiprocessor, by their threads, of which it runs so many but for some kinds."""
+    """Returns the number of blocks per multiprocessor, which runs ``most`` threads, except in kinds with a number of
+    their own.
+    """
     return max(1, (RESIDENT_OF_WARPS | RESIDENT_APART).get(kind, most) // threads)
 
 
 def read_apart(shape: Sequence[int], scores: RowStrides, gradients: RowStrides, lists: bool) -> bool:
-    """True if threads read rows whose classes lie apart in place: many, next to each other."""
+    """True if threads read strided classes in place: if there are many rows that are adjacent in memory."""
     rows = prod(shape)
     neighbours = [scores.strides[d] == gradients.strides[d] == 1 for d, n in enumerate(shape) if n > 1]
     return (rows >= APART_LISTS if lists else rows * scores.itemsize >= APART_BYTES) and any(neighbours)
 
 
 def warps_of_row(rows: int, classes: int) -> int:
-    """Warps that share rows whose classes lie apart."""
+    """Returns the number of warps that share rows with strided classes."""
     warps = 1
     while warps < SHARING_WARPS and -(-rows // WARP) * warps < SHARED_UP_TO and 2 * warps * APART_TOGETHER <= classes:
         warps *= 2
@@ -216,13 +241,13 @@ def warps_of_row(rows: int, classes: int) -> int:
 
 
 def gathered(shape: Sequence[int], classes: int) -> bool:
-    """True if rows whose classes lie apart are so few that lanes read and write them in place."""
+    """True if there are so few scores with strided classes that lanes read and write them in place."""
     return classes <= GATHERED_CLASSES and prod(shape) * classes <= GATHERED_ELEMENTS
 
 
 def reads_steps(shape: Sequence[int], classes: int, scores: RowStrides, gradients: RowStrides, lists: bool) -> bool:
-    """True if vectors of gradients are read one by one from scores whose classes lie a little apart; of rows of few
-    classes copies are faster.
+    """True if scores with a small class stride are read one by one, while their gradients are written as vectors. For
+    rows with few classes, copies are faster.
     """
     if gradients.class_stride != 1 or not 1 < scores.class_stride <= STEP_BYTES // scores.itemsize:
         return False
@@ -232,11 +257,11 @@ def reads_steps(shape: Sequence[int], classes: int, scores: RowStrides, gradient
 
 
 def takes_lists(rows: int, classes: int, labels: int, itemsize: int, linear: bool, chip: Chip) -> int:
-    """Threads of a block in which each takes a row of a list; 0 if others take the rows."""
+    """Returns the threads of a block in which each thread processes a row with a list; 0 if another layout is used."""
     if labels > THREAD_PLACES or not 1 < classes <= THREAD_CLASSES or rows < THREAD_LISTS:
         return 0
     each, room = lane_bytes(classes, labels, itemsize, linear), chip.shared - DECLARED_BYTES - 8
-    # Several blocks share a multiprocessor.
+    # A block takes at most a third of shared memory, so that several share a multiprocessor.
     threads = max(WARP, min(SUBWARP_THREADS, power_of_two(room // 3 // each + 1) // 2))
     return threads if THREAD_WARPS * WARP * each <= chip.shared and threads * each <= room else 0
 
@@ -252,9 +277,12 @@ def layout(
     linear: bool,
     chip: Chip,
 ) -> Layout:
-    """The layout of rows of a given shape, whose classes are contiguous unless they are `read_apart`. ``others`` are
-    the strides of labels, mask and results. Lists have so many ``labels``, which lie ``label_stride`` apart; None for
-    one label. ``linear`` if the hinge is the excess itself.
+    """Returns the layout of rows of a given shape.
+
+    ``others`` are the strides of labels, mask and results over the rows. ``labels`` is the number of places of a list,
+    or None if rows have one label; the places of a list have the stride ``label_stride``. ``linear`` is True if the
+    hinge is the excess itself. Precondition: classes are contiguous unless they are read in place (`read_apart`,
+    `gathered`, `reads_steps`).
     """
     sizes, strides = merge(shape, [scores.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -349,7 +377,7 @@ def layout(
     if lists is not None:
         lie_of_lists, lanes, words_of_row = lists
         needed = -(-shared // 16) * 16 + threads * (RECORD_BYTES + 4 * words_of_row)
-        # With fewer warps, those that have a row each are as fast.
+        # If fewer warps fit into shared memory, one warp per row is as fast.
         if RESIDENT_THREADS // threads * needed <= chip.shared:
             chunks = min(-(-rows // (WARP * WARP_CHUNKS)) * WARP_CHUNKS, MAX_CHUNKS, rows)
             rank, kind = space_rank(rows, sizes), "short_lists"
@@ -376,8 +404,8 @@ def second_layout(
     others: Sequence[Sequence[int]],
     chip: Chip,
 ) -> Layout:
-    """The layout of second derivatives of rows of one label, of any strides. ``others`` are the strides of labels, mask
-    and results.
+    """Returns the layout of second derivatives of rows of one label, for any strides. ``others`` are the strides of
+    labels, mask and results.
     """
     rows, read = prod(shape), (scores, gradients, tangents)
     sizes, strides = merge(shape, [scores.strides, gradients.strides, *others, tangents.strides])
@@ -395,7 +423,7 @@ def second_layout(
         ):
             vec_size //= 2
     elif classes > 1:
-        # Neighbouring threads take neighbouring rows.
+        # A thread processes a row, and neighbouring threads process neighbouring rows.
         chunks = max(1, min(-(-rows // WARP), MAX_CHUNKS))
         return Layout("subwarp", 1, 1, SUBWARP_THREADS, chunks, rank, words, 1)
     vectors = -(-classes // vec_size)
@@ -410,19 +438,21 @@ def second_layout(
 
 
 def row_pitch(classes: int, itemsize: int) -> int:
-    """Elements between the beginnings of two rows in shared memory: ``kernels/softmax/rows_of_warp.cuh``."""
+    """Returns the elements between the starts of two rows in shared memory: ``kernels/softmax/rows_of_warp.cuh``."""
     return 2 * (classes // 2 | 1) if itemsize == 2 and classes % 2 == 0 else classes | 1
 
 
 def lane_bytes(classes: int, labels: int, itemsize: int, linear: bool) -> int:
-    """Bytes of a lane that takes a row and its list: scores in ``PackedRows`` of ``kernels/softmax/rows_of_warp.cuh``,
-    and those of ``LaneList`` of ``kernels/row_margin/thread_per_list.cuh``.
+    """Returns the bytes of shared memory of a lane that processes a row and its list: the scores in ``PackedRows`` of
+    ``kernels/softmax/rows_of_warp.cuh``, and a ``LaneList`` of ``kernels/row_margin/thread_per_list.cuh``.
     """
     return row_pitch(classes, itemsize) * itemsize + -(-classes // 32) * 4 + labels * (2 if linear else 9)
 
 
 def _cluster(rows: int, vectors: int, threads: int, chip: Chip) -> int:
-    """Blocks that share a row of so many vectors: a block alone would leave multiprocessors idle."""
+    """Returns the number of blocks that share a row: with few rows, one block per row would leave multiprocessors
+    idle.
+    """
     cluster = 1
     while (
         chip.clusters
@@ -436,7 +466,7 @@ def _cluster(rows: int, vectors: int, threads: int, chip: Chip) -> int:
 
 
 def _whole(classes: int, vec_size: int, strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> bool:
-    """True if all rows of these tensors begin and end with a vector."""
+    """True if all rows of these tensors begin and end at the boundary of a vector."""
     starts = [x.misalignment % (vec_size * x.itemsize) for x in tensors]
     return not (classes % vec_size or any(starts) or any(x % vec_size for s in strides for x in s))
 
@@ -444,8 +474,8 @@ def _whole(classes: int, vec_size: int, strides: Sequence[Sequence[int]], tensor
 def _short_lists(
     classes: int, lie: str, strides: Sequence[Sequence[int]], scores: RowStrides, gradients: RowStrides
 ) -> tuple[str, int, int] | None:
-    """The placement of scores, the lanes of a row, and the words with a bit for each place of its vectors, if lanes of
-    a warp share rows that are short enough.
+    """Returns the geometry of layout "short_lists": the placement of scores, the lanes that share a row, and the words
+    with a bit for each element of its vectors. Returns None if the layout does not support these rows.
     """
     most, before, outside = 16 // scores.itemsize, 0, 0
     if scores.itemsize > 4:
@@ -455,7 +485,8 @@ def _short_lists(
     else:
         if classes < SHORT_CLASSES or any(abs(x) < classes for x in strides[0]):
             return None
-        # Rows begin as far behind a vector as the first one, but for a multiple of this.
+        # Up to a multiple of ``step``, all rows begin at the same distance from the boundary of a vector. ``before`` is
+        # the largest such distance.
         step = gcd(most, *strides[1])
         before = most - step + gradients.misalignment // gradients.itemsize % step
         outside = 2 * (most - 1)
@@ -464,6 +495,6 @@ def _short_lists(
 
 
 def group_bytes(capacity: int, mask_words: int, score: int) -> int:
-    """Bytes of ``ListMemory`` of ``kernels/row_margin/row_margin.cuh``, of scores of ``score`` bytes."""
+    """Returns the bytes of ``ListMemory`` of ``kernels/row_margin/row_margin.cuh`` for scores of ``score`` bytes."""
     of_labels = (capacity + 1) * 8 + capacity * score + capacity * 4 + (capacity + 1) * 4 if capacity else 0
     return -(-(of_labels + mask_words * 4) // 8) * 8

@@ -1,4 +1,4 @@
-"""Plans of losses of rows of scores: one kernel reads each row once, for the value, for the gradients, or for both."""
+"""Plans of margin losses: one kernel reads each row once, and computes the value, the gradients, or both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cupylosses.jit import compiler, gpu
 
 
 class MarginPlan(Plan):
-    """The plan of a loss of rows of scores."""
+    """Plan of a margin loss."""
 
     static: Static
     loss: MarginLoss
@@ -52,7 +52,8 @@ class MarginPlan(Plan):
         self.scalar = static.reduction != "none"
         self.empty = self.rows == 0 or self.labels == 0
         if static.has_tangent:
-            # Of values per row (`MarginEngine.apart`). Those of a list whose hinge is not linear are the formula's.
+            # Kernels compute second derivatives of values per row only (`MarginEngine.apart`). Those of lists of labels
+            # with a hinge that is not linear are left to the reference formula.
             self.contracts, linear = True, loss.is_linear(static.flags)
             self.vanishing = tuple([linear and i == 0 for i in range(len(tensors))])
             self.empty = self.empty or self.scalar or (loss.several and not linear)
@@ -62,7 +63,7 @@ class MarginPlan(Plan):
         self.divisor = 1.0 if known is None else known
         few = not loss.several and self.rows <= SELF_COUNTING_ROWS
         self.counted, self.self_counting = known is None and not few, known is None and few
-        # A check, which gradients that assume it take, is cheap for few scores.
+        # Gradients that assume that all rows count are checked in backward. That is cheap if there are few scores.
         self.assumes = self.self_counting and prod(self.input.shape) <= margin_layout.ASSUMED_ELEMENTS
         self.tallies = self.counted and not (loss.several or static.has_tangent) and self.rows < 1 << 32
         self.differentiable = self.speculative = tuple([i == 0 for i in range(len(tensors))])
@@ -74,9 +75,9 @@ class MarginPlan(Plan):
         self.site = site_of(loss, self.target.shape, error=margin_checks.bad_label)
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
         if self.input.misalignment and not (aligns_gradients or static.has_tangent or self.empty):
-            # Rows are then read and written by the same vectors, if there are any.
+            # With the misalignment of their operand, gradients are written by the same vectors that read the scores.
             self.misalignment, self.misaligned = self.input.misalignment, 1
-            # Gradients that begin with a vector then have fewer of them in each row.
+            # With short lists, aligned gradients have fewer vectors per row if vectors divide the classes.
             fewer = self.layout.kind == "short_lists" and self.classes % self.layout.vec_size == 0
             if self.layout.vec_size == 1 or self.layout.scores not in ("whole", "alike") or fewer:
                 del self.layout
@@ -91,7 +92,7 @@ class MarginPlan(Plan):
 
     @cached_property
     def layout(self) -> margin_layout.Layout:
-        """The geometry of all launches."""
+        """Geometry of all launches."""
         dim, x = self.static.class_dim, self.input
         masks: tuple[int, ...] = (0,) * len(self.rows_shape)
         if self._mask is not None:
@@ -121,7 +122,7 @@ class MarginPlan(Plan):
 
     @cached_property
     def records(self) -> int:  # type: ignore[override]
-        # One more for the divisor.
+        # One more record for the divisor.
         return self.layout.records + (self.tallies or self.assumes)
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
@@ -143,7 +144,7 @@ class MarginPlan(Plan):
         return self.strides
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
-        """The plan that counts the rows: by their labels, or those of lists by the mask."""
+        """Returns the plan that counts the rows: by their labels, or, if rows have lists of labels, by the mask."""
         return self._denominator
 
     @cached_property
@@ -154,7 +155,7 @@ class MarginPlan(Plan):
         assert self._mask is not None
         call = Call(counting(False, True), (), PointwiseStatic("sum", None, "float64"))
         plan = PointwisePlan(call.loss.engine, call, (self._mask,), "float32", self.machine)
-        # Of a mask that is broadcast each element counts as often as it is used.
+        # Each element of a broadcast mask counts once for every row that shares it.
         return plan, (mask,), self.rows / plan.elements
 
     def _load(self, stage: str, counted: bool) -> compiler.Launcher:
@@ -164,7 +165,7 @@ class MarginPlan(Plan):
         if alone:
             x = x.without_sums(self.rows)
         elif unreduced and x.chunks <= margin_layout.ONE_BLOCK_CHUNKS and not x.shared:
-            # Nothing is added up, so that one block is no better than several.
+            # Without a sum over blocks, one large block has no advantage over several.
             x = replace(x, threads=margin_layout.SUBWARP_THREADS)
         kind, width, threads, shared = x.kind, x.width, x.threads, x.shared
         most = margin_layout.RESIDENT_OF_VALUES if alone else margin_layout.RESIDENT_THREADS
@@ -190,24 +191,24 @@ class MarginPlan(Plan):
         return self.machine.launcher(kernel, blocks, threads, fixed, shared)
 
     def _tallies(self, stage: str) -> bool:
-        """True if the kernel of a stage without a divisor counts rows while it evaluates them."""
+        """True if the kernel of a stage takes no divisor and counts the rows while it evaluates them."""
         if self.self_counting and stage == "value":
             return True
         return (self.tallies or self.assumes) and stage in TALLYING_STAGES
 
     @cached_property
     def count_chunks(self) -> int:
-        """The partial sums of the count."""
+        """Number of partial sums of the count of rows."""
         return max(1, min(-(-self.rows // (4 * gpu.WARP)), margin_layout.CHUNKS_OF_WARPS))
 
 
 def rows_of(x: TensorSpec, dim: int, misalignment: int) -> RowStrides:
-    """The strides of a tensor as those of its rows and of its classes."""
+    """Returns the strides of a tensor, divided into those of its rows and that of its classes."""
     return RowStrides(without(x.strides, dim), x.strides[dim], ITEMSIZE[x.dtype], misalignment)
 
 
 class CountingPlan(Plan):
-    """The plan of the divisor of a mean: the number of rows whose label counts."""
+    """Plan of the divisor of a mean: the number of rows whose label counts."""
 
     def __init__(self, plan: MarginPlan) -> None:
         super().__init__(plan.engine, Call(plan.loss, (), plan.static), plan.tensors, plan.promoted, plan.machine)

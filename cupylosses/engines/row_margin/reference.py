@@ -1,7 +1,7 @@
-"""Losses of rows of scores through the array API: the path of CPU arrays, and of derivatives that no kernel has.
+"""Margin losses through the array API, for CPU arrays and for derivatives that no kernel computes.
 
-Rows are computed in float64 for every dtype, and the result is rounded once. Derivatives are those of the array
-library. All pairs of a row exist at once.
+Rows are computed in float64 for every dtype, and the result is rounded once. The array library differentiates them. All
+pairs of labels and classes are materialized.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cupylosses.reference_math import detached, divide
 
 
 def evaluate(call: Rows, promoted: str, readable: bool = True) -> Any:
-    """The loss of a call whose scores have dtype ``promoted``. Labels are checked where they are ``readable``, which
-    those that are traced are not.
+    """Returns the loss of a call whose scores have dtype ``promoted``. Labels are checked if their values are
+    ``readable``; they are not while a call is traced.
     """
     xp, static = interop.namespace(call.input), call.static
     rows = counted_rows(xp, call, readable)
@@ -29,17 +29,22 @@ def evaluate(call: Rows, promoted: str, readable: bool = True) -> Any:
     if static.reduction != "none":
         cost = divide(xp, xp.sum(cost), divisor(xp, call, rows))
         bad = xp.any(bad)
-    # Added to the value alone: other rows keep their gradients.
+    # NaN is added as a constant, so that all other rows keep their gradients.
     nothing = xp.zeros_like(detached(cost))
     cost = cost + xp.where(bad, nothing + nan, nothing)
     result = xp.astype(cost, getattr(xp, static.out_dtype or promoted), copy=False)
-    # NumPy makes arrays without dimensions of some operations, and its own numbers of most.
+    # Some NumPy operations return arrays without dimensions, most return NumPy scalars: always return a scalar.
     return result[()] if interop.kind(result) == "numpy" else result
 
 
 class RowMask(NamedTuple):
-    """Which rows are ``used``; the ``labels`` of each row in the last dimension, 0 where they are not looked at; which
-    of these are ``listed``; and which labels of used rows are ``bad``.
+    """Masks of the rows and labels of a call.
+
+    Attributes:
+        used: True for rows that count.
+        labels: Labels of each row in the last dimension, replaced by 0 where they are not ``listed``.
+        listed: True for valid labels of used rows, up to the end of a list.
+        bad: True for labels of used rows that are not a class, before the end of a list.
     """
 
     used: Any
@@ -49,7 +54,7 @@ class RowMask(NamedTuple):
 
 
 def counted_rows(xp: Any, call: Rows, readable: bool = False) -> RowMask:
-    """Which rows of a call count, and their labels."""
+    """Returns the rows of a call that count, and their labels."""
     static, several = call.static, call.loss.several
     labels = xp.astype(call.target, xp.int64)
     labels = xp.moveaxis(labels, static.class_dim, -1) if several else labels[..., None]
@@ -57,7 +62,7 @@ def counted_rows(xp: Any, call: Rows, readable: bool = False) -> RowMask:
     if several:
         alive = xp.cumulative_sum(xp.astype(labels == END, xp.int64), axis=-1) == 0
         if readable and labels.shape[-1]:
-            # Of padded lists only as much as there are labels.
+            # Padded lists are cut to the longest list of labels.
             longest = int(xp.max(xp.sum(xp.astype(alive, xp.int64), axis=-1))) if labels.shape[0] else 0
             labels, alive = labels[..., :longest], alive[..., :longest]
     else:
@@ -71,7 +76,7 @@ def counted_rows(xp: Any, call: Rows, readable: bool = False) -> RowMask:
 
 
 def _cost(xp: Any, call: Rows, rows: RowMask) -> Any:
-    """The cost of each row; 0 of one that does not count, or has a bad label."""
+    """Returns the cost of each row: 0 for rows that do not count or have a bad label."""
     x = xp.astype(xp.moveaxis(call.input, call.static.class_dim, -1), xp.float64, copy=False)
     sound = rows.used & ~xp.any(rows.bad, axis=-1)
     weight: Any = 1.0
@@ -79,7 +84,8 @@ def _cost(xp: Any, call: Rows, rows: RowMask) -> Any:
         flat = xp.take(xp.astype(call.weight, xp.float64), xp.reshape(rows.labels, (-1,)), axis=0)
         weight = xp.reshape(flat, rows.used.shape)
         sound = sound & (weight != 0)
-    # Replaced before anything is computed, since afterwards their NaN would be in the gradient.
+    # Scores of other rows are replaced before anything is computed from them. Masking the cost would be too late: their
+    # NaN would already have entered the gradient.
     x = xp.where(sound[..., None], x, xp.zeros_like(x))
     own = xp.take_along_axis(x, rows.labels, axis=-1)
     classes = xp.arange(call.classes, **_device(rows.labels))
@@ -88,7 +94,7 @@ def _cost(xp: Any, call: Rows, rows: RowMask) -> Any:
     pairs = listed[..., None] & ~member[..., None, :]
     values = call.values
     excess = values["margin"] + (x[..., None, :] - own[..., None])
-    # NaN is not below 0.
+    # A pair is active unless its excess is at most 0: NaN is active.
     active = pairs & ~(excess <= 0)
     hinges = call.loss.reference(xp, xp.where(active, excess, xp.ones_like(excess)), **values)
     hinges = xp.where(active, hinges, xp.zeros_like(hinges))
@@ -100,8 +106,8 @@ def _cost(xp: Any, call: Rows, rows: RowMask) -> Any:
 
 
 def divisor(xp: Any, call: Rows, rows: RowMask) -> Any:
-    """The divisor of the sum of the rows: a number, or an array without dimensions. A row with a bad label does not
-    count, unless rows have lists of labels.
+    """Returns the divisor of the sum over rows: a number, or an array without dimensions. A row with a bad label does
+    not count, unless rows have lists of labels.
     """
     if call.normalizer is not None:
         return call.normalizer
@@ -113,7 +119,7 @@ def divisor(xp: Any, call: Rows, rows: RowMask) -> Any:
 
 
 def _check_labels(xp: Any, call: Rows, bad: Any) -> None:
-    """Raises for labels that are no class."""
+    """Raises IndexError for the first label that is not a class, if there is one."""
     if not bool(xp.any(bad)):
         return
     labels = xp.moveaxis(call.target, call.static.class_dim, -1) if call.loss.several else call.target[..., None]

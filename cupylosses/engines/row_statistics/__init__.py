@@ -1,4 +1,4 @@
-"""Losses of rows that are a formula of a few sums over the row: cosines, distances, correlations."""
+"""Losses whose value per row is a formula of a few sums over the row: cosines, distances, correlations."""
 
 from cupylosses.engines.row_statistics.engine import ROW_STATISTICS
 

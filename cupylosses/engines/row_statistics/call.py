@@ -1,4 +1,4 @@
-"""A call of a loss of row statistics: its static part, its arrays by name, its rows and its divisor."""
+"""Static part, arrays by name, and constant divisor of a call of a row-statistics loss."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from cupylosses.engines.row_statistics.definition import StatisticsLoss
 
 
 class Static(NamedTuple):
-    """The settings that plans specialise on.
+    """Settings on which plans are specialised.
 
     Attributes:
-        reduction, out_dtype, flags: As the call has them; flags by the positions of their choices.
-        feature_dim: The dimension of the features, counted from the end, so that a batch in front leaves it as it is.
-        weight: "array", "number", or "" without weights. A number is the last scalar.
+        reduction, out_dtype: Those of the call.
+        flags: For each flag, the position of the chosen value among its choices.
+        feature_dim: Feature dimension, counted from the end, so that a leading batch dimension does not change it.
+        weight: "array", "number", or "" without weights. A number is the last scalar of the call.
         masked: True if a mask is among the arrays.
         normalized: True if a normalizer is given, which replaces whatever else a mean divides by.
-        norm: The degree of the norms, as `StatisticsLoss.norm_of` names it.
-        keepdim: True if each result has a dimension of its own.
-        has_tangent: Of the arrays, those that have a tangent: the call is a derivative along these.
+        norm: Degree of the norms, as `StatisticsLoss.norm_of` names it.
+        keepdim: True if the result has an additional last dimension of size 1.
+        has_tangent: For each array, True if it has a tangent: the call is then a derivative along these tangents. Empty
+            if the call is not a derivative.
     """
 
     reduction: str
@@ -42,31 +44,31 @@ class Static(NamedTuple):
 
     @property
     def counted(self) -> bool:
-        """True if the divisor is found on the device: the sum of weights, or the number of rows that a mask keeps."""
+        """True if the divisor is computed on the device: the sum of weights, or the number of rows a mask keeps."""
         mean = self.reduction in ("mean", "weighted_mean") and not self.normalized
         return mean and (self.masked or (self.weighs_mean and self.weight == "array"))
 
 
 def names(loss: StatisticsLoss, static: Static) -> tuple[str, ...]:
-    """The names of a call's arrays, without those of tangents."""
+    """Returns the names of a call's arrays, without the tangents."""
     own = tuple(x.name for x in loss.operands)
     return (*own, *["weight"] * (static.weight == "array"), *["mask"] * static.masked)
 
 
 def has_features(loss: StatisticsLoss, static: Static) -> tuple[bool, ...]:
-    """For each array of a call, True if it has the dimension of the features."""
+    """For each array of a call without the tangents, True if it has the feature dimension."""
     operands = {x.name for x in loss.operands} - set(loss.row_operands)
     return tuple(x in operands for x in names(loss, static))
 
 
 def arrays_by_name(call: Call) -> Mapping[str, Any]:
-    """The arrays of a call by name, without tangents."""
+    """Returns the arrays of a call by name, without the tangents."""
     loss: Any = call.loss
     return dict(zip(names(loss, call.static), call.arrays, strict=False))
 
 
 def constant_divisor(static: Static, rows: Sequence[int]) -> float:
-    """The part of the divisor that follows from the shape of the rows."""
+    """Returns the factor of the divisor that follows from the shape of the rows alone."""
     if static.normalized or static.counted or static.reduction in ("none", "sum"):
         return 1
     if static.reduction == "batchmean":

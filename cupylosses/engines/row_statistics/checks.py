@@ -1,4 +1,4 @@
-"""The checks of calls of row statistics, with their messages, in the manner of :mod:`cupylosses.checks`."""
+"""Checks of the arguments of row-statistics losses, with messages in the style of :mod:`cupylosses.checks`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cupylosses.engines.row_statistics.definition import StatisticsLoss
 
 
 def feature_dimension(loss: StatisticsLoss, value: Any, rank: int) -> int:
-    """The dimension of the features, counted from the end."""
+    """Checks the feature dimension of operands of ``rank`` dimensions, and returns it counted from the end."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{loss.name}: `{loss.dimension}` must be an integer, got {value!r}.")
     if rank == 0:
@@ -29,7 +29,7 @@ def feature_dimension(loss: StatisticsLoss, value: Any, rank: int) -> int:
 
 
 def dtypes(loss: StatisticsLoss, static: Static, arrays: Sequence[Any]) -> None:
-    """Each array's dtype must be one that it accepts; vectors are floating."""
+    """Checks that each array has a dtype that its operand accepts: a mask bool, vectors floating."""
     integer = {x.name for x in loss.operands if x.integer}
     for name, x in zip(names(loss, static), arrays, strict=False):
         dtype = dtype_name(x)
@@ -50,7 +50,9 @@ def dtypes(loss: StatisticsLoss, static: Static, arrays: Sequence[Any]) -> None:
 def shapes(
     loss: StatisticsLoss, static: Static, given: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The broadcast shape of the operands with features, and that of the rows, to which the other arrays broadcast."""
+    """Checks the shapes of the arrays. Returns the broadcast shape of the operands with features, and the shape of the
+    rows: the same without the feature dimension. All other arrays broadcast to the shape of the rows.
+    """
     named = [*zip(names(loss, static), has_features(loss, static), given, strict=False)]
     features = [(name, tuple(shape)) for name, has, shape in named if has]
     full = _broadcast(loss, features)
@@ -68,7 +70,7 @@ def _broadcast(loss: StatisticsLoss, named: Sequence[tuple[str, tuple[int, ...]]
     rank = max(len(s) for _, s in named)
     result = []
     for d in range(-rank, 0):
-        # Compared, not put into a set: where torch.compile traces, sizes may be symbols.
+        # Comparisons instead of a set, because sizes may be symbols under torch.compile.
         sizes = [s[d] for _, s in named if -d <= len(s) and s[d] != 1]
         if any([n != sizes[0] for n in sizes]):
             got = " and ".join(f"`{name}` of shape {s}" for name, s in named)
@@ -86,5 +88,5 @@ def _fits(shape: tuple[int, ...], rows: tuple[int, ...]) -> bool:
 
 
 def without(x: Sequence[int], dim: int) -> tuple[int, ...]:
-    """A sequence without the entry ``dim``, counted from the end."""
+    """Returns a sequence without its entry ``dim``, a negative index."""
     return (*x[: len(x) + dim], *x[len(x) + dim + 1 :])

@@ -1,4 +1,4 @@
-"""The glue of ``kernels/row_statistics/``: the expressions of a loss as functors on dual numbers, and entry points."""
+"""Generates the glue of ``kernels/row_statistics/``: a loss's expressions as functors on dual numbers, entry points."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from cupylosses.jit.glue import STORAGE, call_signature, choice_constant, counte
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
-#: Numbers of a vector of each operand that 85 registers have room for, with their gradients.
+#: Maximum number of elements, over one vector of each operand, that fit into 85 registers with their gradients.
 FEW_NUMBERS = 16
-#: Words of a row in registers that 85 of them have room for.
+#: Maximum number of words of a row in registers (`RowKernel.in_registers`) with which a kernel fits into 85 registers.
 FEW_WORDS = 24
-#: Elements of a vector of 16 bytes, at most, and the threads of a multiprocessor that have 168 registers.
+#: Maximum number of elements of a 16-byte vector; and threads per multiprocessor that leave 168 registers to each.
 MOST_ELEMENTS = 8
 ROOMY_THREADS = 384
-#: Vectors of all operands that a thread reads at once where every second element of some is read.
+#: Maximum number of vectors, with one of each operand and a second one of each paired operand, for which kernels with
+#: paired operands read all ``ahead`` vectors at once.
 MOST_WORDS = 4
-#: Vectors with their tangents whose derivatives along these 128 registers have room for.
+#: Maximum number of operands with features, tangents included, for which a derivative along tangents fits into 128
+#: registers.
 MOST_VECTORS = 3
 
 FILES = (*FUNCTOR, "row_statistics/row_statistics.cuh")
-#: Of derivatives along tangents.
+#: Files of derivatives along tangents.
 FILES_ALONG = (*nested(FILES), "row_statistics/derivative.cuh")
 
-#: Entry points. The first three belong to a reduced loss; the last three, but for those of rows that blocks share, one
-#: after another to a broadcast operand.
+#: Entry points. The first three belong to a reduced loss. For a broadcast operand ``coefficients``, ``slices`` and
+#: ``combine`` are launched one after another. The four kernels with sums are for rows that several blocks share.
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
@@ -47,7 +49,7 @@ KINDS = {
     "slices": "the gradient of one broadcast operand from the coefficients, or slices of it",
     "combine": "the gradient of one broadcast operand from its slices",
 }
-#: ``kSum`` and so on in row_statistics.cuh, by degree; a small degree is its own form.
+#: Forms of statistics in row_statistics.cuh, by the name of the degree. A small integer is its own form.
 FORMS = {
     "": "kSum",
     "p": "kPowers",
@@ -56,18 +58,20 @@ FORMS = {
     "shifted": "kShiftedPowers",
     "narrow": "kNarrowPowers",
 }
-#: Degrees whose derivatives depend on the norm by more than a factor of the row.
+#: Degrees for which the derivative at a feature depends on the norm or its scale by more than a factor that is common
+#: to all features of the row.
 NORM_IN_DERIVATIVES = ("inf", "scaled", "shifted", "narrow")
 
 
 @dataclass(frozen=True)
 class RowKernel(Kernel):
-    """A kernel that reads rows. Equal ones have equal source.
+    """A kernel that reads rows. Equal instances have equal source.
 
-    ``dtypes`` and ``gradients`` are of the operands and the weight; ``mask`` and ``weight`` say what a call has;
-    ``per_row`` that there is a grad_output for each row; ``has_tangent`` of which of them a derivative along tangents
-    has one; ``resident`` the blocks of a multiprocessor where each part of a row has one, else 0. ``wide``, ``paired``
-    and ``in_registers`` are a layout's.
+    ``dtypes`` and ``gradients`` have an entry for each operand and for an array of weights, and so has ``has_tangent``
+    in a derivative along tangents: True if the operand has a tangent. ``mask`` and ``weight`` are those of the call.
+    ``per_row`` is True if each row has a grad_output of its own. ``resident`` is the number of blocks per
+    multiprocessor if each part of a row has a block, otherwise 0. ``apart`` is True if each part has a block in
+    forward. ``counted`` is True if the divisor is on the device. The other fields are those of `Layout`.
     """
 
     loss: StatisticsLoss
@@ -112,12 +116,12 @@ class RowKernel(Kernel):
 
     @property
     def all_wide(self) -> bool:
-        """True if all vectors and gradients are read and written at once."""
+        """True if kernels load and store whole vectors of all operands with features and of their gradients."""
         return bool(self.wide + 1 == 1 << (2 * len(_with_tangents(self, _vectors(self.loss)))))
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         dtypes = "-".join([STORAGE[x][1] for x in self.storage])
         wanted = "".join("1" if x else "0" for x in self.gradients)
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], self.layout, f"x{self.vec_size}"]
@@ -136,12 +140,12 @@ class RowKernel(Kernel):
         return "_".join([*parts, f"{self.ahead}-ahead", f"{self.threads}-threads"])
 
     def grid(self, planned: int, at_once: Callable[[], int]) -> int:
-        """No more blocks than run at once where losses are added up: each block draws a ticket at its end, and holds
-        its registers until it has one.
+        """Returns the number of blocks to launch. If losses are summed, no more blocks are launched than run at once:
+        each block draws a ticket at its end, and holds its registers until it has one.
 
-        Kernels that write gradients alone draw none, and gain by new blocks (measured), but for second derivatives of
-        rows that a lane takes alone; so do lanes that copy their rows first. Clusters, and parts of rows, are planned
-        by what fits.
+        Kernels that only write gradients draw no ticket, and are faster with more blocks (measured), except second
+        derivatives of rows that one lane processes alone. Kernels whose lanes first copy their rows are faster with
+        more blocks, too. The blocks of clusters and of parts of rows are already planned by what fits.
         """
         adds = self.kind in ("value", "value_and_gradient") or (self.has_tangent and self.width == 1)
         gains_by_waiting = self.layout == "lanes" and self.copied
@@ -150,7 +154,7 @@ class RowKernel(Kernel):
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel."""
         return f"{self.loss.name}_{self.kind}_{'_'.join(dict.fromkeys(STORAGE[x][1] for x in self.dtypes))}"
 
     @property
@@ -162,26 +166,26 @@ class RowKernel(Kernel):
 
 
 def operand_names(loss: StatisticsLoss, weight: str) -> tuple[str, ...]:
-    """The arrays of a call that are operands of the formula: without the mask."""
+    """Returns the names of the arrays that enter the formula: those of the call without the mask and the tangents."""
     return (*(x.name for x in loss.operands), *["weight"] * (weight == "array"))
 
 
 def statistics_of(loss: StatisticsLoss, flags: tuple[int, ...], has_tangent: tuple[bool, ...] = ()) -> int:
-    """Statistics of a row; of a derivative along tangents also their derivatives."""
+    """Returns the number of statistics of a row. A derivative along tangents also has the derivative of each."""
     return len(loss.terms(flags)) * (1 + bool(has_tangent))
 
 
 def stored_per_row(
     loss: StatisticsLoss, flags: tuple[int, ...], norm: str, labels: int, has_tangent: tuple[bool, ...] = ()
 ) -> int:
-    """Numbers of a row that ``coefficients`` stores."""
+    """Returns the number of doubles that the kernel ``coefficients`` stores per row."""
     count = statistics_of(loss, flags, has_tangent)
     firsts = len(_firsts(loss)) + sum(has_tangent[: len(_vectors(loss))]) * bool(loss.first)
     return count + labels + count * (norm in NORM_IN_DERIVATIVES) + firsts
 
 
 def _tangent_name(name: str) -> str:
-    """The name of the tangent of an operand: no operand of a user can have two underscores in a row."""
+    """Returns the name of an operand's tangent. It is unique: names of operands have no two underscores in a row."""
     return f"{name}__direction"
 
 
@@ -190,13 +194,13 @@ def _tangents_in_title(kernel: RowKernel | SumKernel) -> list[str]:
 
 
 def _types(kernel: RowKernel | SumKernel) -> dict[str, str]:
-    """The types of operands and weight, and of their tangents, by name."""
+    """Returns the CUDA types of operands, weight and their tangents, by name."""
     types = {n: STORAGE[d][0] for n, d in zip(operand_names(kernel.loss, kernel.weight), kernel.dtypes, strict=True)}
     return types | {_tangent_name(n): types[n] for n in _moving(kernel, types)}
 
 
 def _moving(kernel: RowKernel | SumKernel, chosen: Iterable[str]) -> list[str]:
-    """Those operands that have a tangent."""
+    """Returns those of the operands ``chosen`` that have a tangent."""
     if not kernel.has_tangent:
         return []
     moves = dict(zip(operand_names(kernel.loss, kernel.weight), kernel.has_tangent, strict=True))
@@ -204,7 +208,7 @@ def _moving(kernel: RowKernel | SumKernel, chosen: Iterable[str]) -> list[str]:
 
 
 def _with_tangents(kernel: RowKernel | SumKernel, chosen: Sequence[str]) -> list[str]:
-    """Operands, and behind them their tangents."""
+    """Returns the operands, followed by the names of their tangents."""
     return [*chosen, *map(_tangent_name, _moving(kernel, chosen))]
 
 
@@ -217,7 +221,9 @@ def _vectors(loss: StatisticsLoss) -> list[str]:
 
 
 def _firsts(loss: StatisticsLoss) -> list[str]:
-    """Names of the first elements of a row, one for each vector if there are any."""
+    """Returns the names of the first elements of a row: one for each operand with features, or none if the loss uses no
+    first element.
+    """
     names = {operand: name for name, operand in loss.first.items()}
     return [names.get(x, f"{x}__first") for x in _vectors(loss)] if loss.first else []
 
@@ -227,7 +233,7 @@ def _parameters(kernel: RowKernel | SumKernel) -> list[str]:
 
 
 def _arguments(kernel: RowKernel | SumKernel, kind: str, apart: bool = False) -> list[str]:
-    """The declarations of the arguments that differ from call to call."""
+    """Returns the declarations of the arguments that differ from call to call."""
     names, result = operand_names(kernel.loss, kernel.weight), STORAGE[kernel.result][0]
     tensors = list(zip(names, kernel.dtypes, kernel.gradients, strict=True))
     own = {
@@ -261,8 +267,9 @@ def _arguments(kernel: RowKernel | SumKernel, kind: str, apart: bool = False) ->
 
 
 def _options(kernel: RowKernel | SumKernel, expressions: Iterable[str], first: str) -> Iterator[str]:
-    """Flags, parameters and constants in a functor's operator, of those that the expressions mention: a compiler warns
-    of others. Numbers are those of the argument ``first``: nested ones in derivatives along tangents.
+    """Declares flags, parameters and constants in a functor's operator. Only those that the expressions mention are
+    declared, because compilers warn about unused names. They have the number type of the argument ``first``: nested
+    dual numbers in derivatives along tangents.
     """
     loss = kernel.loss
     yield f"    using Number__ = typename {first}_::Scalar;"
@@ -289,7 +296,7 @@ def _exponent(kernel: RowKernel | SumKernel) -> Iterator[str]:
 
 
 def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
-    """The terms of the statistics and norms as a functor of the vectors' elements."""
+    """Generates the functor ``Summands``: the terms of all statistics and norms, from the elements of one feature."""
     loss = kernel.loss
     terms = loss.terms(kernel.flags)
     yield f"struct {'OwnSummands' if kernel.has_tangent else 'Summands'} {{"
@@ -318,16 +325,16 @@ def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
 
 
 def _bits(kernel: RowKernel | SumKernel, chosen: Sequence[str]) -> int:
-    """A bit for each operand that has a tangent."""
+    """Returns a mask with a bit for each of the operands ``chosen`` that has a tangent."""
     moving = _moving(kernel, chosen)
     return sum(1 << i for i, x in enumerate(chosen) if x in moving)
 
 
 def _functors(kernel: RowKernel) -> Iterator[str]:
-    """Summands, and the value of a row as a functor of statistics and labels.
+    """Generates ``Summands``, and ``Value``: the value of a row as a functor of statistics and labels.
 
-    Names of the definition hide those of the kernels, which are therefore global here; what else there is has an
-    underscore where the definition's names have none.
+    Names of the definition may hide those of the kernels, which are therefore qualified with ``::``. All other names in
+    the functors contain an underscore in a place where names of a definition have none.
     """
     loss = kernel.loss
     yield from _summands(kernel)
@@ -399,7 +406,8 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     yield f"using Labels = Tuple<{sources(labels, True)}>;"
     yield f"using VectorSinks = Tuple<{sinks(vectors, True)}>;"
     yield f"using LabelSinks = Tuple<{sinks(labels, True)}>;"
-    # Each element that is read by itself has an address of its own in registers, and a pair takes those of two vectors.
+    # An operand that is read element by element keeps an address in registers for each element. A paired operand takes
+    # the registers of two vectors.
     read, words = (1 << len(vectors)) - 1, len(vectors) + kernel.paired.bit_count()
     at_once = (kernel.wide | kernel.paired) & read == read and words <= MOST_WORDS
     ahead = kernel.ahead if at_once or kernel.wide & read == read else max(1, kernel.ahead // 2)
@@ -413,13 +421,13 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     last = "resident" if kernel.layout == PART else "rows_per_chunk"
     fixed = ["int64 chunks", f"int64 {last}", "const __grid_constant__ Layout layout"]
     yield ""
-    # 128 registers per thread: vectors of all operands, and their arithmetic in double. 85 where fewer numbers wait for
-    # the others of their vector, so that one more block has room; with a mask, that of ccc_loss would be spilled. 168
-    # with a mask where eight elements of each vector are kept as words.
+    # Registers per thread. 128 by default, for vectors of all operands and their arithmetic in double. 85 if vectors
+    # have few elements, so that another block fits; not with a mask, with which ccc_loss would spill. 168 with a mask
+    # and vectors of eight elements, which are kept as words.
     few = kernel.layout == "block" and not kernel.mask and len(vectors) * kernel.vec_size <= FEW_NUMBERS
-    # Rows of many parts are read with more vectors in flight.
+    # Rows of many parts are read with more vectors in flight, which takes registers.
     few = few and (kernel.held or kernel.parts <= MAX_PARTS)
-    # All vectors of a row in registers wait for its sums.
+    # If a row stays in registers, all its vectors are live until its sums are complete.
     words = kernel.in_registers * len(vectors) * (2 if "float64" in kernel.dtypes else 1)
     few = few or 0 < words <= FEW_WORDS
     together = RESIDENT_THREADS if few and kind != "coefficients" else MAX_BLOCK_THREADS
@@ -446,7 +454,7 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
 
 
 def _call_of_parts(kernel: RowKernel) -> str:
-    """The call of a kernel of rows that blocks share."""
+    """Returns the call in the entry point of a kernel of rows that several blocks share."""
     parts, threads, per_row = kernel.parts, kernel.threads, str(kernel.per_row).lower()
     numbers = part_numbers(statistics_of(kernel.loss, kernel.flags, kernel.has_tangent))
     sums = "reinterpret_cast<Program::Statistics*>(partials)"
@@ -463,8 +471,10 @@ def _call_of_parts(kernel: RowKernel) -> str:
 
 @dataclass(frozen=True)
 class SumKernel(Kernel):
-    """The gradient of the operand ``slot``, which is broadcast, from the coefficients of the rows. ``access`` is how
-    each operand of the sum is read: the vectors and the coefficients, or the derivatives by a label.
+    """A kernel that sums the gradient of the broadcast operand ``slot`` from the coefficients of the rows.
+
+    ``access`` tells how each operand of the sum is read. For an operand with features, these are all operands with
+    features, followed by what ``coefficients`` stored per row. For a label, the only operand is its stored derivative.
     """
 
     loss: StatisticsLoss
@@ -501,7 +511,7 @@ class SumKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         dtypes = "-".join([STORAGE[x][1] for x in self.storage])
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.result][1], f"x{self.vec_size}", f"of{self.slot}"]
         parts += ["-".join(self.access), *(["number"] if self.weight == "number" else [])]
@@ -512,7 +522,7 @@ class SumKernel(Kernel):
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel."""
         return f"{self.loss.name}_{self.kind}_{STORAGE[self.dtypes[self.slot]][1]}"
 
     @property
@@ -573,7 +583,8 @@ def _sum_entry(kernel: SumKernel) -> Iterator[str]:
     after = f"partials + {stored_numbers} * rows"
     yield f"using Sources = Tuple<{', '.join(sources)}>;"
     yield ""
-    # Terms with tangents take 166 registers: by itself the compiler leaves room for two blocks, and spills.
+    # Terms with tangents take 166 registers. Without the bound the compiler targets two blocks per multiprocessor, and
+    # spills.
     bounds = f"{MAX_THREADS}, 1" if kernel.has_tangent else f"{MAX_THREADS}"
     yield f'extern "C" __global__ void __launch_bounds__({bounds})'
     yield f"{kernel.entry}({', '.join([*kernel.arguments, *fixed])}) {{"

@@ -1,4 +1,4 @@
-"""The second derivatives of a loss of row statistics that are zero wherever they exist."""
+"""Pairs of operands of a row-statistics loss whose mixed second derivative is zero wherever it exists."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from functools import cache
 from cupylosses.definition.curvature import Dependence, Pairs, evaluate, joined, of_flags, of_names
 from cupylosses.engines.row_statistics.definition import StatisticsLoss
 
-#: Degrees of norms that are piecewise linear in their components.
+#: Degrees of the norms that are piecewise linear in their components.
 _LINEAR = ("1", "inf")
 
 
 @cache
 def curved_pairs(loss: StatisticsLoss, flags: tuple[int, ...], norm: str, weighted: bool) -> Pairs:
-    """The pairs of operands, in both orders, by which the second derivative of a row's value may be other than 0; of
-    norms of degree ``norm``, and with the operand ``weight`` if ``weighted``. What holds of two features of an operand
-    holds of any two.
+    """Returns the pairs of operands, in both orders, for which a mixed second derivative of a row's value may be
+    nonzero, with norms of degree ``norm``, and with the operand ``weight`` if ``weighted``. A pair stands for all
+    features of the two operands: features are not distinguished.
     """
     known = of_names([x.name for x in loss.operands]) | of_flags(loss.flags, flags)
     for name, expression in loss.terms(flags).items():

@@ -1,13 +1,13 @@
-"""Definition of a loss of rows whose value is a formula of statistics, which are sums over the row.
+"""Definition of a loss whose value per row is a formula of statistics: sums over the features of the row, or norms.
 
     s_k = sum_i e_k(x_i)                  for each statistic, with x_i the operands at feature i
-    s_k = (sum_i |e_k(x_i)|^p)^(1/p)      for each norm; the maximum if p is infinite
+    s_k = (sum_i |e_k(x_i)|^p)^(1/p)      for each norm; the maximum of |e_k(x_i)| if p is infinite
     value = f(s, row operands)            once per row, in double
 
-Derivatives follow from the expressions: with a_k = df / ds_k the gradient at feature i is sum_k a_k de_k / dx_i, of
-norms with the factor sign(e_k) (|e_k| / s_k)^(p - 1).
+Derivatives follow from the expressions. With a_k = df / ds_k, the gradient at feature i is sum_k a_k de_k / dx_i; the
+term of a norm has the additional factor sign(e_k) (|e_k| / s_k)^(p - 1).
 
-Nothing here imports an array library, CUDA or a compiler.
+This module imports no array library, no CUDA and no compiler.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from cupylosses.definition.expressions import Part, check
 from cupylosses.definition.registry import define as enter
 from cupylosses.definition.registry import define_function
 
-#: Keyword arguments common to all losses of the engine, with their defaults.
+#: Keyword arguments that all losses of the engine share, with their defaults.
 COMMON: Mapping[str, Any] = {
     "reduction": "mean", "weight": None, "mask": None, "normalizer": None, "feature_dim": -1, "out_dtype": None,
 }  # fmt: skip
 
 
-#: Terms and operands with a value per row that the formula of a row may have, with the weight: one tangent each
-#: (``kernels/core/dual.cuh``).
+#: Maximum number of inputs of the formula of a row: statistics, norms, row operands and the weight. Each is one slot
+#: of the dual numbers (``kernels/core/dual.cuh``).
 MAX_SLOTS = 12
 
-#: The parameter that norms have as their degree.
+#: Name of the parameter that is the degree of the norms.
 DEGREE = "p"
-#: The largest degree of which kernels add up powers of float32 as they are, ``kMostDegree`` in row_statistics.cuh.
+#: Largest degree for which kernels sum powers of float32 components without scaling: ``kMostDegree`` in
+#: row_statistics.cuh.
 MOST_DEGREE = 6
-#: The largest degree of which ``narrow_power`` has the digits of float32.
+#: Largest degree for which ``narrow_power`` is accurate to float32.
 MOST_NARROW_DEGREE = 64
-#: The largest degree of which kernels add up powers beside a power of two: ``kShiftedPowers``.
+#: Largest degree for which kernels sum powers relative to a scale that is a power of two: ``kShiftedPowers``.
 MOST_SHIFTED_DEGREE = 256
 
 
-#: Types in stubs of arguments.
+#: Types of arguments in stubs.
 _ANNOTATIONS: Mapping[str, str] = {
     **ANNOTATIONS,
     "feature_dim": "int",
@@ -55,18 +56,19 @@ _ANNOTATIONS: Mapping[str, str] = {
 class StatisticsLoss(Definition):
     """A loss of rows of features.
 
-    ``row_operands``  names of the operands that have one value per row, and no dimension of features.
-    ``statistics``    summand of each statistic, an expression of the operands with features, by name.
-    ``norms``         component of each norm, likewise. Their degree is the parameter ``p``, > 0, or 2 without
-                      one; kernels are specialised on small integers and infinity.
-    ``only_with``     the flag of each statistic or norm that is needed only if that is set, by name.
-    ``first``         the operand of each name that stands for its first element in the row, a constant: subtracted, it
-                      leaves more digits to sums of squares, and must not change the value otherwise.
-    ``let``           named parts of the value, expressions of the statistics, the row operands and ``count``, the
-                      number of features.
-    ``value``         the value of a row, an expression of these.
-    ``reference``     the value of each row through the array API: a function of ``xp``, of the operands in float64 with
-                      the features last, and of parameters and flags by name. Users' losses may have none.
+    ``row_operands``  Names of the operands that have one value per row and no feature dimension.
+    ``statistics``    Maps the name of each statistic to its summand, an expression of the operands with features.
+    ``norms``         Maps the name of each norm to its component, likewise. The degree of all norms is the parameter
+                      ``p`` > 0, or 2 if there is none. Kernels are specialised on small integers and infinity.
+    ``only_with``     Maps the name of a statistic or norm to a flag: it is computed only if the flag is set.
+    ``first``         Maps a name to an operand: the name stands for the operand's first element in the row and is
+                      differentiated as a constant. Subtracting it preserves digits in sums of squares; it must not
+                      change the value otherwise.
+    ``let``           Named subexpressions of the value: expressions of the statistics, the row operands and ``count``,
+                      the number of features.
+    ``value``         Value of a row, an expression of these names.
+    ``reference``     Value of each row through the array API: a function of ``xp``, of the operands in float64 with
+                      the features last, and of parameters and flags by name. Losses defined by users may omit it.
     """
 
     row_operands: tuple[str, ...] = ()
@@ -80,13 +82,13 @@ class StatisticsLoss(Definition):
 
     derivatives_by_formula: ClassVar[str] = "third derivatives, or second ones with many statistics,"
 
-    #: The argument that names the dimension of the features.
+    #: Name of the argument that selects the feature dimension.
     dimension: ClassVar[str] = "feature_dim"
 
     def chosen(
         self, arrays: tuple[Any, ...], settings: tuple[Any, ...]
     ) -> tuple[Definition, tuple[Any, ...], tuple[Any, ...]]:
-        """The definition that serves these arguments, and its arrays and settings."""
+        """Returns the definition that computes this call, with its arrays and settings."""
         return self, arrays, settings
 
     @property
@@ -107,7 +109,7 @@ class StatisticsLoss(Definition):
         check(self.value, names, Part(self.name, "value", self.places.get("value")))
 
     def _check_terms(self) -> None:
-        """Raises ValueError unless the terms fit kernels and refer to what exists."""
+        """Raises ValueError if there are more terms than kernels support, or if a name refers to nothing."""
         terms, features = self.terms(), {x.name for x in self.operands} - {*self.row_operands}
         if not features:
             raise ValueError(f"{self.name}: expected an operand with features, got only `row_operands`")
@@ -143,7 +145,9 @@ class StatisticsLoss(Definition):
         return (*own, self.only_with, self.parameters, self.flags, code_of(self.reference))
 
     def terms(self, flags: Sequence[int] | None = None) -> dict[str, str]:
-        """The expressions that statistics and norms are made of, by name; those that these choices of flags need."""
+        """Returns the expressions of statistics and norms by name, without those that these choices of flags disable
+        (see ``only_with``).
+        """
         every = {**self.statistics, **self.norms}
         if flags is None:
             return every
@@ -151,8 +155,8 @@ class StatisticsLoss(Definition):
         return {name: x for name, x in every.items() if self.only_with.get(name) in (None, *chosen)}
 
     def norm_of(self, parameters: Sequence[float]) -> str:
-        """The kernels' name of the degree of norms of float32: a small integer, "p" for another small degree, "narrow"
-        and "shifted" for larger ones, "inf", "scaled" for others, "" without norms.
+        """Returns the kernels' name for the degree of norms of float32: a small integer; "p" for any other degree up to
+        `MOST_DEGREE`; "narrow" or "shifted" for larger degrees; "inf"; "scaled" for all others; "" without norms.
         """
         if not self.norms:
             return ""
@@ -165,7 +169,7 @@ class StatisticsLoss(Definition):
 
     @cached_property
     def vector_slots(self) -> tuple[int, ...]:
-        """Positions of the operands that have features."""
+        """Positions of the operands with features."""
         return tuple([i for i, x in enumerate(self.operands) if x.name not in self.row_operands])
 
     @cached_property
@@ -230,10 +234,10 @@ class StatisticsLoss(Definition):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StatisticsFunction(StatisticsLoss):
-    """A function of rows that is no loss: a value per row, and no reduction.
+    """A function of rows that is not a loss: it returns one value per row and has no reduction.
 
-    ``dim``  default of the argument of that name, the dimension of the features; None for the last dimension always. A
-             flag ``keepdim`` gives the result a last dimension of size 1.
+    ``dim``  Default of the argument ``dim``, the feature dimension. With None there is no such argument: the features
+             are in the last dimension. If the flag ``keepdim`` is set, the result has a last dimension of size 1.
     """
 
     packs: ClassVar[bool] = True
@@ -290,7 +294,7 @@ class StatisticsFunction(StatisticsLoss):
         return f"Both operands are differentiable. {self.convention}"
 
 
-#: Operands of documented examples: rows, and one label for each of them.
+#: Operands of the examples in docstrings: rows of features, and one label per row.
 _SAMPLES: Sequence[Any] = (
     ((1.0, 2.0, 2.0), (0.5, -1.0, 0.0)),
     ((2.0, 0.0, 1.0), (1.0, -2.0, 0.5)),

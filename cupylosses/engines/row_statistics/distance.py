@@ -1,7 +1,7 @@
-"""Losses of distances by a function that the caller chooses.
+"""Losses of distances, with a distance function that the caller chooses.
 
-A function that the library knows has a definition that computes its distances and the loss in one pass. Any other is
-called, and its distances are the operands of an element-wise loss.
+If the library knows the function, one definition computes both the distances and the loss in a single pass. Any other
+function is called, and the distances it returns are the operands of an element-wise loss.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from cupylosses import interop
 from cupylosses.definition.base import Definition
 from cupylosses.engines.row_statistics.definition import StatisticsFunction, StatisticsLoss
 
-#: The options of a known function that its definition takes.
+#: Options of a known distance function that its fused definition accepts too.
 _OPTIONS = ("p", "eps")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DistanceLoss(StatisticsLoss):
-    """A loss of triplets. Its own expressions are those of the default distance.
+    """A triplet loss. Its own expressions compute the default distance.
 
-    ``fused``     for each known function of distances the definition that has both.
-    ``composed``  element-wise losses of the distances to positives and negatives: without `swap`; and with it, of those
-                  between them too.
+    ``fused``     Pairs of a known distance function and the definition that computes it together with the loss.
+    ``composed``  Two element-wise losses of distances. The first takes the distances to positives and negatives; the
+                  second, for `swap`, also takes the distances between positives and negatives.
     """
 
     fused: tuple[tuple[StatisticsFunction, StatisticsLoss], ...] = ()
@@ -85,7 +85,9 @@ class DistanceLoss(StatisticsLoss):
         return found
 
     def _known(self, function: Any, array: Any) -> tuple[StatisticsLoss, dict[str, Any]] | None:
-        """The definition of a function that is known by identity or type, and its options. ``array`` is an operand."""
+        """Returns the fused definition and the options of a function, or None if the function is unknown. Functions are
+        recognized by identity or type, also inside a `functools.partial`. ``array`` is any operand.
+        """
         options: dict[str, Any] = {}
         if type(function) is partial:
             if function.args or not set(function.keywords) <= set(_OPTIONS):
@@ -108,7 +110,9 @@ class DistanceLoss(StatisticsLoss):
 
 
 def _loaded_torch(array: Any) -> Any:
-    """torch, or None if nothing of a call can be its own. Dynamo traces an import, but not the table of modules."""
+    """Returns torch, or None if it is not loaded, so that no argument can be its object. A torch array takes the
+    import, because Dynamo can trace an import, but not a look-up in ``sys.modules``.
+    """
     if interop.kind(array) == "torch":
         import torch
 

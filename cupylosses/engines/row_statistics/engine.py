@@ -1,4 +1,4 @@
-"""The engine of row statistics, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+"""The row-statistics engine: implements the protocol of :mod:`cupylosses.engines.base`."""
 
 from __future__ import annotations
 
@@ -38,29 +38,33 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.gpu import SECTOR_BYTES
 from cupylosses.reference_math import divide
 
-#: Distance of the features of a vector, and its elements, from which on a copy is read where it would be read twice.
+#: Minimum feature stride and number of elements for which an operand that would be read twice is copied first.
 SPARSE_STEP = 3
 SPARSE_ELEMENTS = 1 << 20
-#: Operands, and vectors of a row, of which lanes that take short rows find their sectors in L1 again, at most.
+#: Maximum number of operands, and of vectors per row, for which lanes that process a short row each still find their
+#: sectors in L1 when they read the next element.
 FEW_OPERANDS, FEW_VECTORS = 2, 2
-#: Few long vectors next to each other are copied from this distance of neighbouring features on, and from so many
-#: elements on; for second derivatives, from another distance on, in elements and in bytes. The first vector, whose
-#: gradient is wanted as a rule, is copied from a shorter distance on where gradients are written, and from
-#: SPARSE_ELEMENTS on: scattered stores cost more than the copy, scattered loads less.
+#: Operands that consist of few interleaved long rows (a stride of 1 between rows) are copied if they have at least
+#: SHORT_ELEMENTS elements and a feature stride of at least SHORT_STEP. In second derivatives the feature stride must
+#: instead be at least SHORT_STEP_ALONG elements and SHORT_BYTES_ALONG bytes. If gradients are written, the first
+#: operand is copied from SPARSE_ELEMENTS elements and a stride of SHORT_STEP_WRITTEN on, because its gradient is
+#: usually wanted: scattered stores cost more than the copy, scattered loads less.
 SHORT_STEP, SHORT_STEP_WRITTEN = 8, 4
 SHORT_ELEMENTS = 1 << 18
 SHORT_STEP_ALONG = 4
 SHORT_BYTES_ALONG = 16
-#: Bytes of neighbours on both sides from which on any copy by tiles is worth while.
+#: Minimum bytes of a side of the tiles for which a copy by tiles is always worthwhile.
 TILED_BYTES = 32
-#: Settings that were checked before.
+#: Settings that have already been checked.
 _SETTINGS = SettingsCache()
 
 
 def _checked_settings(
     loss: StatisticsLoss, rank: int, weight: str, masked: bool, normalized: bool, settings: tuple[Any, ...]
 ) -> tuple[Static, tuple[float, ...]]:
-    """The static part of a call, and its scalars, for vectors of so many dimensions."""
+    """Checks the settings of a call whose operands with features have ``rank`` dimensions. Returns its static part and
+    its scalars.
+    """
     reduction, *options, feature_dim, out_dtype = settings
     reduction = checks.reduction(loss, reduction)
     scalars = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options, strict=False)])
@@ -80,7 +84,7 @@ def _checked_settings(
 
 
 class StatisticsEngine(Engine):
-    """Losses of rows from sums over their features."""
+    """Engine of losses that are formulas of sums over the features of each row."""
 
     name = "row_statistics"
     needs_chip = True
@@ -100,7 +104,7 @@ class StatisticsEngine(Engine):
     def bind_rows(
         self, loss: StatisticsLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...]
     ) -> Parts:
-        """:meth:`bind` of a loss that serves itself."""
+        """Binds a call that ``loss`` computes itself, without delegating to another definition."""
         weight, mask, normalizer = arrays[-3:]
         if legacy and (legacy[0] is not None or legacy[1] is not None):
             settings = (checks.legacy_reduction(loss, *legacy), *settings[1:])
@@ -154,14 +158,17 @@ class StatisticsEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Vectors whose rows are next to each other in place of their features are read from copies by tiles, or from
-        plain ones if there are few rows; so are large ones of whose sectors a third or less is used, if they would be
-        read twice, or by lanes that take short rows alone. Of second derivatives, vectors and tangents are copied that
-        lie like few long vectors next to each other, and those of 16 bits in very long rows whose features lie apart.
+        """Returns the operands that kernels read from copies, with the strides of the copies.
 
-        Vectors are read where they lie if the lanes of a warp have neighbouring rows, of which they read a sector at
-        once, or half of one if operands are few: other lanes then find the rest in L1. Where no gradients are written,
-        half as much will do.
+        Operands are copied (1) by tiles, if their rows instead of their features are contiguous, or without tiles if
+        there are few rows; (2) if they are large, at most a third of each of their sectors is used, and they would be
+        read twice, or by lanes that process a short row each. In second derivatives, operands and tangents are copied
+        (1) if they consist of few interleaved long rows; (2) if they have 16-bit elements, very long rows and strided
+        features.
+
+        Operands are still read in place if the lanes of a warp process neighbouring rows and together read a whole
+        sector at once, or half a sector if there are few operands: then L1 has the rest for other lanes. If no
+        gradients are written, half of that is enough.
         """
         if call.static.has_tangent:
             found = _copies_along(call, tensors) | self._sparse_along(call, tensors, machine)
@@ -179,7 +186,7 @@ class StatisticsEngine(Engine):
     def _copies_apart(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> dict[int, tuple[int, ...]]:
-        """The vectors whose features lie apart, of which a copy is faster than one element after another."""
+        """Returns the operands with strided features for which a copy is faster than reading single elements."""
         loss: Any = call.loss
         found, twice = dict[int, tuple[int, ...]](), writes and call.static.reduction == "none"
         alone = writes and self._takes_rows_alone(call, tensors, machine)
@@ -203,8 +210,8 @@ class StatisticsEngine(Engine):
     def _sparse_along(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine
     ) -> dict[int, tuple[int, ...]]:
-        """The vectors and tangents of 16 bits whose features lie apart, of rows that are too long for a cluster, and so
-        are read twice. Shorter rows, and wider elements, lose by a copy.
+        """Returns the 16-bit operands and tangents with strided features whose rows are too long for a cluster, and
+        therefore are read twice. With shorter rows or wider elements, a copy is slower.
         """
         found = {}
         for i, dim in _vectors_along(call, tensors):
@@ -218,8 +225,9 @@ class StatisticsEngine(Engine):
         return found if plan.has_kernels and plan.layout.parts > MAX_PARTS else {}
 
     def _takes_rows_alone(self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine) -> bool:
-        """True of several operands whose rows of some vectors have a lane each, or two in 16 bits: L1 has no room for
-        the sectors of all lanes, of which each reads one element at a time.
+        """True if one lane (or two, with 16-bit elements) processes a row of more than FEW_VECTORS vectors, of more
+        than FEW_OPERANDS operands, some with strided features. Each lane then reads one element at a time, and L1 has
+        no room for the sectors of all lanes.
         """
         loss: Any = call.loss
         vectors = [tensors[i] for i in loss.vector_slots]
@@ -248,8 +256,8 @@ class StatisticsEngine(Engine):
         return [contiguous(call.static.out_dtype or promoted, shape)]
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
-        """A float64 value per row, for which a batch is one more dimension of rows. The rows' values are few: the array
-        library adds them up and divides.
+        """Splits a reduced loss into a call that returns a float64 value per row, and a quotient that the array library
+        computes. For values per row, a batch dimension is one more dimension of rows; and there are few of them to sum.
         """
         static = call.static
         weight = len(call.loss.operands)
@@ -261,7 +269,8 @@ class StatisticsEngine(Engine):
         )
         calls, rows, factor = [per_row], self._shapes(call)[1], 1.0
         if static.counted:
-            # The divisor has dimensions of size 1: what is broadcast is read once, and counted as often as it is used.
+            # The divisor is summed over weight and mask before they broadcast to the rows. ``factor`` accounts for the
+            # number of rows that share an element.
             weighs = static.weighs_mean and static.weight == "array"
             chosen = [*[call.arrays[weight]] * weighs, *[call.arrays[-1]] * static.masked]
             counted = counting(weighs, static.masked)
@@ -285,13 +294,13 @@ class StatisticsEngine(Engine):
         return Apart(tuple(calls), finish, below, factor)
 
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
-        """The values of the rows, and a ``grad_output`` for each of them."""
+        """Returns the call that computes a value per row, and the ``grad_output`` of each row."""
         xp = interop.namespace(grad_output)
         static = call.static._replace(reduction="none", out_dtype="float64", normalized=False)
         upstream = xp.astype(grad_output, xp.float64)
         if call.static.reduction != "none":
-            # With nothing to divide by no row has a gradient, nor has that gradient one: 0 * inf must not arise. The
-            # reciprocal is what kernels multiply by.
+            # With a divisor of 0, no row has a gradient, and neither has that gradient itself: 0 * inf must not occur.
+            # The reciprocal is multiplied, as in the kernels.
             if isinstance(divisor, (int, float)):
                 upstream = upstream * (1.0 / divisor if divisor else 0.0)
             else:
@@ -311,7 +320,9 @@ class StatisticsEngine(Engine):
         return base, moving, call.arrays[count:]
 
     def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
-        """A batch is the first dimension of rows, of which every array has as many as the rows of a sample."""
+        """Makes the batch the first dimension of the rows. To align the batch dimensions, dimensions of size 1 are
+        inserted after them, until all samples have as many dimensions as the rows (and one more with features).
+        """
         if call.static.reduction != "none":
             return None
         loss: Any = call.loss
@@ -340,7 +351,9 @@ class StatisticsEngine(Engine):
     def placeholders(
         self, loss: StatisticsLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Labels have the shape of the rows, and the dtype that is named for them, or that of the vectors."""
+        """Returns dtypes and shapes of all arrays. Labels have the shape of the rows, and the dtype that is named for
+        them, otherwise the last one.
+        """
         vectors = [x.name for x in loss.operands if x.name not in loss.row_operands]
         full = tuple(shapes[0])
         dim = row_checks.feature_dimension(loss, options.get("feature_dim", -1), len(full))
@@ -352,7 +365,7 @@ class StatisticsEngine(Engine):
         return found
 
     def trained(self, call: Call) -> Wanted:
-        """The vectors; neither labels, nor weight, nor mask."""
+        """True for the operands with features; labels, weight and mask are not trained."""
         loss: Any = call.loss
         return tuple([i < len(loss.operands) - len(loss.row_operands) for i in range(len(call.arrays))])
 
@@ -362,10 +375,10 @@ class StatisticsEngine(Engine):
         self, loss: StatisticsLoss, call: Call, takes: Callable[[Question], str | None], autocast: bool
     ) -> str | None:
         if call.loss.engine is not self:
-            # Of distances that a function of the caller's has computed: torch's formula of them is the same.
+            # An element-wise loss of distances that the caller's function has computed: torch has the same formula.
             alike = len({(tuple(x.shape), checks.dtype_name(x)) for x in call.arrays}) == 1
             return None if alike and 0 not in call.arrays[0].shape else SHAPES
-        # A loss may be served by the definition of another.
+        # Another definition may compute the loss (`StatisticsLoss.chosen`).
         loss, static = call.loss, call.static  # type: ignore[assignment]
         if static.weight or static.masked or static.normalized or static.feature_dim != -1:
             return ARGUMENTS
@@ -392,7 +405,7 @@ ROW_STATISTICS = StatisticsEngine()
 
 
 def _vectors_along(call: Call, tensors: tuple[TensorSpec, ...]) -> Iterator[tuple[int, int]]:
-    """The positions of vectors and tangents of vectors, and of the dimension of their features."""
+    """Yields the position and the feature dimension of each operand with features, and of each tangent of one."""
     loss: Any = call.loss
     moving = [i for i, x in enumerate(call.static.has_tangent) if x]
     slots = [*range(len(tensors) - len(moving)), *moving]
@@ -403,7 +416,9 @@ def _vectors_along(call: Call, tensors: tuple[TensorSpec, ...]) -> Iterator[tupl
 
 
 def _copies_along(call: Call, tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, ...]]:
-    """The vectors and tangents of a derivative along tangents that lie next to each other and are read from copies."""
+    """Returns the operands and tangents of a derivative along tangents that consist of interleaved long rows and are
+    read from copies, with the strides of these.
+    """
     found = {}
     for i, dim in _vectors_along(call, tensors):
         x = tensors[i]

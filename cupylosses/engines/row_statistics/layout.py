@@ -1,10 +1,10 @@
-"""Launch geometry of row statistics: which threads take which rows. Pure functions of integers.
+"""Launch geometry of row statistics: which threads process which rows. Pure functions of integers.
 
 lanes    neighbouring lanes of a warp share a row
-block    the threads of a block share a row, or those of several blocks, each of which takes a part of it
+block    a block shares a row, or several blocks do, each of which processes a part of it
 
-A thread takes vectors of features in turn. Vectors, lanes and chunks follow from dtypes and sizes, so that strides and
-addresses decide only how a vector is read: at once, or element by element.
+Each thread loops over vectors of features. The size of vectors, the threads per row and the chunks follow from dtypes
+and sizes alone. Strides and addresses only decide how a vector is read: as a whole, or element by element.
 """
 
 from __future__ import annotations
@@ -16,97 +16,102 @@ from math import gcd, prod
 from cupylosses.engines.strides import MAX_RANK, dimension_words, merge, power_of_two
 from cupylosses.jit.gpu import WARP
 
-#: Bytes of all operands that a thread reads together, and vectors of less than 16 bytes of each, at most.
+#: Maximum bytes, over all operands, that a thread has in flight if vectors have 16 bytes; narrower vectors are more in
+#: number, up to MAX_AHEAD of each operand.
 AHEAD_BYTES = 128
 MAX_AHEAD = 8
-#: Vectors of 16 bytes of a row that a lane takes of short rows. Besides its features a row costs a warp some 400
-#: instructions, and a block of four warps 1,900.
+#: Number of 16-byte vectors of each operand that one lane processes in a short row, at most, as long as there are lanes
+#: for the others. Besides its features, a row costs a warp some 400 instructions, and a block of four warps 1,900.
 FEW_VECTORS = 4
-#: Words of four bytes of all vectors of a row that a lane has in registers, at most, an element of 16 bits being one:
-#: of 16 bits, which are converted twice, of others, and along tangents. The least rows of such kernels, which are
-#: compiled for their number of features.
+#: Maximum number of four-byte words of a row, over all operands, that one lane keeps in registers: for 16-bit elements,
+#: which are converted twice and take a word each; for other elements; and for derivatives along tangents. REGISTER_ROWS
+#: is the minimum number of rows of such kernels, because they are compiled for one number of features.
 REGISTER_WORDS_NARROW, REGISTER_WORDS, REGISTER_WORDS_ALONG = 24, 32, 48
 REGISTER_ROWS = 1 << 15
-#: Bytes of a row, as it is kept, that a warp takes at most: shared memory has room for too few warps of longer ones.
+#: Maximum bytes of a row, as it is kept on chip, that lanes of a warp share: with longer rows, too few warps would fit
+#: into shared memory.
 WARP_BYTES = 12 << 10
-#: Threads of a block whose lanes share rows, at most and at least, and the bytes of its rows at most.
+#: Blocks whose lanes share rows: maximum and minimum number of threads, and maximum bytes of the rows of a block.
 LANE_THREADS = 256
 MIN_LANE_THREADS = 64
 LANE_BYTES = 32 << 10
-#: Vectors of 16 bytes of each operand that a thread reads together where it writes gradients, at most: more registers
-#: leave room for fewer rows.
+#: Maximum number of 16-byte vectors of each operand in flight per thread if gradients are written: with more, kernels
+#: take more registers, and fewer rows run at once.
 BATCH = 2
-#: Elements of a vector where a derivative along tangents is computed, at most, half as many of 16 bits with more
-#: operands than these. Its numbers are nested and take twice the registers, so that its blocks have as many threads as
-#: those that share a multiprocessor, and fewer vectors of long rows are read together.
+#: Maximum number of elements of a vector in derivatives along tangents, halved for 16-bit elements of more than
+#: ALONG_OPERANDS operands. These kernels compute with nested numbers, which take twice the registers. Their blocks
+#: therefore have at most SHARING_THREADS threads, and have fewer vectors of long rows in flight.
 ALONG_ELEMENTS = 4
 ALONG_OPERANDS = 3
-#: Threads of a block that shares a row, at most and at least.
+#: Maximum and minimum number of threads of a block that shares a row.
 MAX_BLOCK_THREADS = 512
 MIN_BLOCK_THREADS = 64
-#: Vectors that threads read together of rows that shared memory has no room for, of which a multiprocessor has one
-#: block; where no gradients are written, the bytes of all operands; and shared memory of that block at most: what is in
-#: flight takes the L1 cache, which has the rest.
+#: Rows that do not fit into shared memory, with one block per multiprocessor. Maximum number of vectors of each operand
+#: in flight per thread; bytes of all operands in flight if no gradients are written; and maximum shared memory of the
+#: block. What is in flight takes L1 cache, which has the rest of that memory.
 LONG_AHEAD = 4
 LONG_AHEAD_BYTES = 256
 LONG_ROOM = 128 << 10
-#: Of blocks that share a multiprocessor, the threads of one at most, and the bytes of its row.
+#: Blocks that share a multiprocessor: maximum number of threads of a block, and maximum bytes of its part of a row.
 SHARING_THREADS = 256
 SHARING_BYTES = 100 << 10
-#: Bytes of a row that are one part of it, and parts of a row at most: as many blocks as a cluster has on every GPU with
-#: clusters.
+#: Bytes of a row per part, and maximum number of parts: the cluster size that every GPU with clusters supports. Longer
+#: rows have larger parts.
 PART_BYTES = 64 << 10
 MAX_PARTS = 8
-#: Bytes of a part above which a cluster has no room for a row of so many; and parts of such a row at most, as many of
-#: which are about as large as leave room for two blocks on a multiprocessor.
+#: Rows with more bytes than MAX_PARTS parts of LONG_PART_BYTES do not fit into a cluster. They are cut into more parts,
+#: at most MANY_PARTS, of about the size at which two blocks fit on a multiprocessor (SHARING_BYTES).
 LONG_PART_BYTES = 200 << 10
 MANY_PARTS = 128
-#: Layout of kernels in which each part of such a row has a block.
+#: Layout of kernels in which each part of such a row has a block of its own.
 PART = "part"
-#: Rows that leave multiprocessors without work where each has a cluster, at most. Blocks that share those with more
-#: parts than a cluster has blocks, in all; and how many of these are resident on a multiprocessor.
+#: Maximum number of rows that leave multiprocessors idle if each row has one cluster.
 FEW_ROWS = 16
-#: Elements of a vector, and of all vectors that a thread reads together, of parts that are not kept, at most.
+#: Parts that are not kept: maximum number of elements of a vector (also for kept parts of more than COPIED_OPERANDS
+#: operands), and of all vectors in flight per thread.
 PART_ELEMENTS = 4
 PART_NUMBERS = 32
+#: Maximum number of blocks, in all, that share up to FEW_ROWS rows with more parts than a cluster has blocks; and
+#: maximum number of these blocks per multiprocessor.
 SPLIT_BLOCKS = 256
 SPLIT_RESIDENT = 2
-#: Elements of all vectors that a thread reads together of parts that are kept, at most: 80 registers have room for
-#: them.
+#: Maximum number of elements, over all vectors in flight per thread, for parts that are kept: as many as fit into 80
+#: registers.
 KEPT_NUMBERS = 24
-#: Shared memory of such a block besides its part.
+#: Bytes of shared memory of such a block besides its part.
 PART_RESERVED = 4 << 10
-#: Bytes of a row above which it has two parts at least: more blocks of fewer threads, which are less often at the same
+#: Bytes above which a row has at least two parts: with more blocks of fewer threads, blocks are less often at the same
 #: step.
 WHOLE_BYTES = 40 << 10
-#: Operands whose vectors of 16 bytes blocks copy asynchronously, at most: with three a thread is faster if it adds up
-#: the first vectors while others are on their way. Lanes copy shorter vectors.
+#: Maximum number of operands whose 16-byte vectors a block copies to shared memory asynchronously: with three operands,
+#: a thread is faster if it sums the first vectors while others are in flight. Lanes of a warp copy shorter vectors.
 COPIED_OPERANDS = 2
-#: Bytes of an element that is kept in shared memory, at least.
+#: Minimum bytes of an element in shared memory: 16-bit elements are kept as words.
 KEPT_BYTES = 4
-#: Bytes of elements of which every second one is read in whole vectors.
+#: Bytes of the elements that are read as whole vectors even if only every second element belongs to the row.
 PAIRED_BYTES = 2
-#: Shared memory that kernels declare, at most: statistics of each warp, and the result of a row.
+#: Maximum shared memory that kernels declare statically: the statistics of each warp, and the result of a row.
 DECLARED_BYTES = 14 << 10
-#: Rows from this size on are taken by blocks that stay, and prefetch their next row; threads of those that share a
-#: multiprocessor.
+#: Minimum bytes of a row that persistent blocks process, each of which prefetches its next row; and the number of
+#: threads of such blocks per multiprocessor.
 LONG_BYTES = 48 << 10
 RESIDENT_THREADS = 768
-#: Blocks of a multiprocessor that look for stale gradients.
+#: Blocks per multiprocessor in a launch that checks for stale speculative gradients.
 CHECKING = 2
-#: Chunks that rows are cut into until a chunk takes more rows than a block at once, twice as many where a warp copies
-#: rows of three operands element by element; and the most times as many rows that it takes then.
+#: Maximum number of chunks, doubled if a warp copies rows of three or more operands element by element. With more rows,
+#: a block processes a chunk in several rounds, at most MAX_ROUNDS; then the number of chunks grows again.
 CHUNKS = 8192
 MAX_ROUNDS = 64
-#: Chunks of rows of up to so many lanes: a block of so few elements spends most of its time on its beginning and end.
+#: Replaces CHUNKS if at most FEW_LANES lanes share a row: blocks of so few elements would spend most of their time
+#: starting and finishing.
 SHORT_CHUNKS = 2048
 FEW_LANES = 8
 
 
 @dataclass(frozen=True)
 class RowStream:
-    """One array as the layout sees it: strides of its rows, the distance of its features, bytes per element, address
-    modulo 16. Labels, masks and results have no features.
+    """One array as the layout sees it: strides of its rows, stride of its features (``step``), bytes per element, and
+    address modulo 16. Labels, masks and results have no features.
     """
 
     strides: tuple[int, ...]
@@ -117,9 +122,15 @@ class RowStream:
 
 @dataclass(frozen=True)
 class Parts:
-    """Geometry of the parts of rows that have a block each. A block has ``threads``, of which each has so many
-    ``batches`` of ``ahead`` vectors of each operand: a batch of all threads takes ``batch_bytes`` of the ``room`` of a
-    multiprocessor, 0 batches of rows that are too long to be kept. ``whole`` if those may be copied that are all kept.
+    """Geometry of parts of rows that have one block each.
+
+    Attributes:
+        threads: Threads of a block.
+        ahead: Vectors of each operand in a batch: those that a thread has in flight.
+        batches: Batches of each thread; 0 if the rows are too long for parts to be kept.
+        batch_bytes: Bytes of shared memory that one batch of all threads takes.
+        room: Bytes of shared memory of a multiprocessor.
+        whole: True if parts that are kept completely may be copied to shared memory asynchronously.
     """
 
     threads: int
@@ -130,42 +141,60 @@ class Parts:
     whole: bool = False
 
     def resident(self, threads: int) -> int:
-        """The blocks of a multiprocessor that runs so many threads."""
+        """Returns the number of blocks on a multiprocessor whose registers allow ``threads`` threads."""
         if not self.batches:
             return max(1, min(threads // self.threads, SPLIT_RESIDENT))
         return max(1, min(threads // self.threads, self.room // (self.batch_bytes + PART_RESERVED)))
 
     def kept(self, resident: int) -> int:
-        """Vectors that a thread keeps of each operand, the first ones, where so many blocks share a multiprocessor."""
+        """Returns how many vectors of each operand a thread keeps, starting with its first one, if ``resident`` blocks
+        share a multiprocessor.
+        """
         return self.ahead * max(
             0, min(self.batches, (self.room // resident - PART_RESERVED) // max(1, self.batch_bytes))
         )
 
     def held(self, resident: int) -> bool:
-        """True if these are all."""
+        """True if a thread keeps all of its vectors."""
         return 0 < self.batches * self.ahead == self.kept(resident)
 
     def shared(self, resident: int) -> int:
-        """Their bytes, of a block."""
+        """Returns the bytes of shared memory that a block takes for the vectors it keeps."""
         return self.kept(resident) // self.ahead * self.batch_bytes
 
 
-#: The place of ``kept`` in the words of ``RowsOfFeatures``.
+#: Index of ``kept`` among the words of ``RowsOfFeatures``.
 _KEPT = 2
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Launch geometry of rows: ``words`` is the kernel's ``RowsOfFeatures``; ``many`` if rows have several dimensions;
-    ``wide`` has a bit for each vector that is read or written at once, ``paired`` one for each that is read as every
-    second element of two of these; ``held`` if a row stays in shared memory, of
-    which a block then takes ``shared`` bytes, and ``copied`` if its vectors go there without registers; otherwise the
-    row's first vectors may, or each of its parts has a block of its own, of ``apart``. ``split`` if rows are so few
-    that blocks share them in all kernels. ``resident`` is the number of blocks of a multiprocessor that stay, 0 if
-    registers decide; ``ahead`` that of the vectors of each operand that a thread reads together, ``value_ahead``
-    where it writes no gradients. A row has ``parts``, which a ``cluster`` of blocks takes, or one block, in ``rounds``.
-    So many rows of each stream are ``neighbours``, those that follow one another in memory. ``in_registers`` are the
-    features of short rows whose vectors stay in the registers of a lane, 0 of others.
+    """Launch geometry of rows.
+
+    Attributes:
+        kind: "lanes" or "block"; see the top of this module.
+        vec_size: Elements of a vector.
+        wide: Mask with a bit for each operand with features, and then for each of their gradients, that is read or
+            written as whole vectors.
+        held: True if a row stays in shared memory. If it does not, its first vectors may stay there, or each part of
+            the row has a block of its own (``apart``).
+        width: Threads that share a row.
+        threads: Threads of a block.
+        rows_per_chunk, chunks: Rows of a chunk, and number of chunks.
+        many: True if the rows have several dimensions after merging.
+        words: The kernel's ``RowsOfFeatures``.
+        shared: Bytes of shared memory of a block for what it keeps of rows.
+        resident: Persistent blocks per multiprocessor; 0 if blocks are not persistent, and registers decide.
+        ahead, value_ahead: Vectors of each operand in flight per thread; the latter if no gradients are written.
+        parts: Parts of a row.
+        rounds: Rounds in which a cluster, or a block, processes the parts of a row.
+        cluster: Blocks of a cluster that shares a row, or 1.
+        copied: True if vectors are copied to shared memory asynchronously, without passing through registers.
+        apart: Geometry of parts that have a block each, in rows with more parts than a cluster has blocks; or None.
+        split: True if there are so few rows that in all kernels several blocks share each of them.
+        paired: Mask with a bit for each operand of which a vector is every second element of two vectors in memory.
+        neighbours: For each stream, the number of rows that follow one another in memory.
+        in_registers: Features of short rows, each of which stays in the registers of one lane; 0 for other rows.
     """
 
     kind: str
@@ -193,12 +222,13 @@ class Layout:
     in_registers: int = 0
 
     def rows_at_once(self, stream: int) -> int:
-        """Neighbouring rows of which the lanes of a warp read an element each at once."""
+        """Returns the number of neighbouring rows of which the lanes of a warp read an element at the same time."""
         return min(WARP // self.width, self.neighbours[stream]) if self.kind == "lanes" else 1
 
     def parts_meet(self, processors: int, threads: int) -> bool:
-        """True if the parts of a row may wait for each other, in a block each: if all of them run at once, and a half
-        besides; those that are not kept, with those of all rows. A multiprocessor runs so many ``threads``.
+        """True if blocks that have one part of a row each may wait for each other. Blocks that keep their parts may if
+        one and a half times as many blocks run at once as a row has parts. Others may only if the rows are ``split``
+        and the blocks of all rows run at once. ``threads`` is the number of threads that a multiprocessor runs.
         """
         assert self.apart is not None
         resident = self.apart.resident(threads)
@@ -207,31 +237,31 @@ class Layout:
         return 2 * processors * resident >= 3 * self.parts
 
     def words_of_parts(self, resident: int) -> list[int]:
-        """``words`` of kernels of parts, of which a multiprocessor runs so many."""
+        """Returns ``words`` for kernels of parts with ``resident`` blocks per multiprocessor."""
         assert self.apart is not None
         return [*self.words[:_KEPT], self.apart.kept(resident), *self.words[_KEPT + 1 :]]
 
     def part_memory(self, rows: int, statistics: int) -> int:
-        """Doubles that such blocks share: records, ``PartsInMemory`` and counters."""
+        """Returns the number of doubles of memory that such blocks share: a record per part, and ``PartsInMemory``."""
         parts = rows * self.parts
         return parts * (1 + part_numbers(statistics)) + (parts + rows + 1) // 2
 
     def blocks(self, processors: int) -> int:
-        """The blocks of a launch, at most: one for each chunk, since the registers of a formula decide how many run at
-        once; of long rows as many as have room. Clusters may leave multiprocessors idle, and only the hardware knows
-        how many have room.
+        """Returns the maximum number of blocks of a launch: one block or cluster per chunk, because the registers of a
+        formula decide how many run at once; for persistent blocks, as many as fit. Clusters are not limited here: they
+        may leave multiprocessors idle, and only the hardware knows how many fit.
         """
         chunks = min(self.chunks, processors * self.resident) if self.resident else self.chunks
         return max(1, chunks) * self.cluster
 
     def blocks_of_check(self, processors: int) -> int:
-        """The blocks of a launch that looks for stale gradients."""
+        """Returns the number of blocks of a launch that checks for stale speculative gradients."""
         return max(1, min(self.chunks, processors * CHECKING // self.cluster)) * self.cluster
 
     @property
     def records(self) -> int:
-        """Records of the scale of gradients: one for each chunk and warp that evaluates rows, in a block that shares
-        rows the first.
+        """Number of recorded ``grad_output`` values: one per chunk and per warp that evaluates rows. If a block shares
+        rows, only its first warp evaluates them.
         """
         return self.chunks * (self.threads // WARP if self.kind == "lanes" else self.cluster)
 
@@ -246,18 +276,20 @@ def layout(
     room: int,
     clusters: bool,
 ) -> Layout:
-    """The layout of rows of a given shape. ``streams`` are all arrays in the order of the kernel, ``vectors`` those of
-    them whose features are read, ``read`` in number, and then their gradients, None for those that are not written.
-    ``along`` is True of a derivative along tangents; ``room`` is the shared memory of a block; ``clusters`` if the chip
-    has clusters of blocks, which change no bit.
+    """Returns the layout of rows of a given shape.
+
+    ``streams`` are all arrays in the order of the kernel. ``vectors`` are the ``read`` arrays with features that are
+    read, followed by their gradients, with None for gradients that are not written. ``along`` is True for a derivative
+    along tangents. ``room`` is the shared memory that a block may allocate. ``clusters`` is True if the chip has
+    clusters of blocks; they change no bit of the results.
     """
     rows = prod(shape)
     sizes_of_elements = [x.itemsize for x in vectors[:read] if x]
     largest = max(sizes_of_elements)
     widest = 16 // largest
-    # Elements of 16 bits are kept in words of 32.
+    # 16-bit elements are kept as 32-bit words.
     in_memory, row = features * read * largest, features * read * max(KEPT_BYTES, largest)
-    # Few rows that are not kept are shared by all blocks at once.
+    # If few rows are too long to be kept, all blocks share them.
     most_bytes = row if rows <= FEW_ROWS else in_memory
     split = rows <= FEW_ROWS and most_bytes > MANY_PARTS * SHARING_BYTES
     many_parts = row > MAX_PARTS * LONG_PART_BYTES and most_bytes <= MANY_PARTS * SHARING_BYTES
@@ -265,8 +297,8 @@ def layout(
         widest = min(widest, PART_ELEMENTS)
     if along and widest > ALONG_ELEMENTS:
         widest = ALONG_ELEMENTS if read <= ALONG_OPERANDS else ALONG_ELEMENTS // 2
-    # Vectors of a row whose features they do not divide would begin anywhere. Shorter ones are coalesced as well, if a
-    # thread reads more of them together.
+    # Vectors must divide the features; otherwise those of some rows would start at unaligned addresses. Shorter vectors
+    # are coalesced as well, if a thread has more of them in flight.
     vec_size = gcd(widest, features)
     narrower = widest // vec_size
     value_ahead = _ahead(AHEAD_BYTES, read, narrower)
@@ -276,13 +308,13 @@ def layout(
     parts = cluster = taken = 1
     if row <= WARP_BYTES:
         kind, threads, width = "lanes", LANE_THREADS, min(width, WARP)
-        # Short rows have fewer vectors of a lane than it could read together.
+        # In a short row, a lane may have fewer vectors than it could have in flight.
         value_ahead = min(value_ahead, power_of_two(max(1, -(-count // width))))
         ahead = min(value_ahead, BATCH * narrower * max(1, KEPT_BYTES * widest // 16))
         while threads > MIN_LANE_THREADS and row * (threads // width) > LANE_BYTES:
             threads //= 2
     else:
-        # Parts and their threads are those of any chip: the order of additions must not depend on it.
+        # The parts and their threads must not depend on the chip, because the order of additions follows from them.
         parts = 2 if row > WHOLE_BYTES else 1
         while parts < MAX_PARTS and row > parts * PART_BYTES:
             parts *= 2
@@ -307,7 +339,7 @@ def layout(
     sizes, strides = merge(shape, [x.strides for x in streams])
     many = len(sizes) > 1
     neighbours = tuple([sizes[0] if x[0] == 1 else 1 for x in strides])
-    # A thread has whole batches of vectors.
+    # Shared memory has space for whole batches of each thread.
     each = threads * (row // count)
     shared = -(-count // (width * taken * ahead)) * ahead * taken * each
     held, kept = shared <= room, 0
@@ -351,25 +383,28 @@ def layout(
 
 
 def part_numbers(statistics: int) -> int:
-    """Doubles of the statistics of a part, at most."""
+    """Returns the maximum number of doubles that the statistics of a part take."""
     return 2 * statistics
 
 
 def _ahead(size: int, read: int, narrower: int) -> int:
-    """Vectors of each of ``read`` operands that have so many bytes together, a power of two."""
+    """Returns how many vectors of each of ``read`` operands a thread has in flight: those that have ``size`` bytes in
+    all, rounded down to a power of two. If vectors are ``narrower`` by a factor, there are as many times more of them.
+    """
     return min(power_of_two(max(1, size // (16 * read)) + 1) // 2 * narrower, MAX_AHEAD)
 
 
 def _is_paired(x: RowStream, shape: Sequence[int], vec_size: int) -> bool:
-    """True of 16 bits that are every second element of whole vectors: one by one they take a load each, and from rows
-    that lanes do not share, a sector of each lane. Of wider elements a vector has fewer, and rows are read as fast.
+    """True if the features are 16-bit elements with a stride of 2 that can be read as whole vectors. Read one by one,
+    each would take a load, and, in rows that lanes do not share, each lane a sector of its own. Wider elements gain
+    nothing: a vector has fewer of them.
     """
     return x.itemsize == PAIRED_BYTES and vec_size > 1 and _whole(x, shape, vec_size, step=2)
 
 
 def _whole(x: RowStream, shape: Sequence[int], vec_size: int, step: int = 1) -> bool:
-    """True if every vector of a stream whose features are ``step`` elements apart begins at a multiple of its size, or
-    of 16 bytes.
+    """True if the features of a stream are ``step`` elements apart, and every vector begins at a multiple of its size,
+    or of 16 bytes.
     """
     if x.step != step or x.misalignment % min(16, vec_size * x.itemsize):
         return False

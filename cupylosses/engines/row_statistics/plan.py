@@ -1,11 +1,12 @@
-"""Plans of row statistics: which kernels compute a value and its gradients, with which geometry.
+"""Plans of row statistics: the kernels that compute a value and its gradients, and their launch geometry.
 
-One launch over all rows has the value and the gradients of operands of the full shape. The gradient of a broadcast
-operand is a sum over rows or features: a launch stores the coefficients of each row, a second adds up slices, and a
-third adds these.
+One launch over all rows computes the value and the gradients of operands that have the full shape. The gradient of a
+broadcast operand is a sum over rows or features, which takes up to three launches: the first stores the coefficients of
+each row, the second sums slices, and the third adds the sums of slices.
 
-A derivative along tangents is a loss of row statistics again, with the tangents as operands behind the loss's own: the
-same launches have its value, and its gradients, which are products of the second derivatives with the tangents.
+A derivative along tangents is a row-statistics loss again, whose operands are those of the loss followed by the
+tangents. The same launches compute its value (the JVP), and its gradients (products of the second derivatives with the
+tangents).
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
-#: Stages in which blocks share rows that are few.
+#: Stages in which several blocks share a row if there are few rows (`Layout.split`).
 SPLIT = ("value", "sums_for_values", "values_of_sums", "sums_for_gradients", "gradients_of_sums")
 
 
 class StatisticsPlan(Plan):
-    """The plan of a loss of row statistics."""
+    """Plan of a row-statistics loss."""
 
     static: Static
     loss: StatisticsLoss
@@ -62,7 +63,7 @@ class StatisticsPlan(Plan):
         named = names(self.loss, static)
         moving = [i for i, x in enumerate(static.has_tangent) if x]
         has = has_features(self.loss, static)
-        #: For each array, tangents included, True if it has the dimension of the features.
+        #: For each array, tangents included, True if it has the feature dimension.
         self._has_features = (*has, *[has[i] for i in moving])
         self.full_shape, self.rows_shape = row_checks.shapes(
             self.loss, static, [x.shape for x in tensors[: len(named)]]
@@ -71,7 +72,8 @@ class StatisticsPlan(Plan):
         self._operands = len(named) - static.masked
         #: For each operand, True if it has a tangent; empty unless the call is a derivative along tangents.
         self._has_tangent = tuple([bool(x) for x in static.has_tangent[: self._operands]])
-        #: Positions of the arrays in the order of the streams: vectors, then labels, each before their tangents.
+        #: Positions of the arrays in the order of the kernel's streams: operands with features, followed by their
+        #: tangents; then labels, followed by theirs.
         own = [*range(self._operands), *range(len(named), len(tensors))]
         self._streams = [i for i in own if self._has_features[i]] + [i for i in own if not self._has_features[i]]
         self.empty = prod(self.full_shape) == 0 or not self.has_kernels
@@ -96,30 +98,32 @@ class StatisticsPlan(Plan):
 
     @cached_property
     def curved(self) -> Pairs:
-        """The pairs of operands by which second derivatives may be other than 0."""
+        """Pairs of operands whose mixed second derivatives may be nonzero."""
         static = self.static
         return curved_pairs(self.loss, static.flags, static.norm, static.weight == "array")
 
     @cached_property
     def statistics(self) -> int:
-        """Statistics of a row, and their derivatives along tangents."""
+        """Number of statistics of a row, including their derivatives along tangents."""
         return statistics_of(self.loss, self.static.flags, self._has_tangent)
 
     @cached_property
     def norm(self) -> str:
-        """The kernels' name of the degree of norms. Powers of float64 may overflow, but for squares."""
+        """Kernels' name for the degree of the norms. With float64 operands, powers other than squares are summed
+        relative to a scale, because they may overflow.
+        """
         found, wide = self.static.norm, "float64" in [self.tensors[i].dtype for i in self.loss.vector_slots]
         return "shifted" if wide and found not in ("", "1", "2", "scaled", "inf") else found
 
     @property
     def has_kernels(self) -> bool:
-        """False of derivatives along tangents with more statistics and labels than dual numbers have slots."""
+        """False for derivatives along tangents with more statistics and labels than dual numbers have slots."""
         labels = sum([not self._has_features[i] for i in self._streams])
         return not self._has_tangent or self.statistics + labels <= MAX_SLOTS
 
     @cached_property
     def layout(self) -> row_layout.Layout:
-        """The geometry of the launches over all rows."""
+        """Geometry of the launches over all rows."""
         dim = self.static.feature_dim
         operands: list[row_layout.RowStream] = []
         others: list[row_layout.RowStream] = []
@@ -143,7 +147,7 @@ class StatisticsPlan(Plan):
         gradients = others[: len(operands)]
         vectors: list[row_layout.RowStream | None] = [x for x in operands if x.itemsize]
         read, room = len(vectors), self.machine.chip.shared - row_layout.DECLARED_BYTES
-        # A gradient that is not written has no say.
+        # Gradients that are not written do not restrict the layout.
         written_to = [self.speculative[i] and self.differentiable[i] for i in self._streams]
         vectors += [x if s else None for x, s in zip(gradients, written_to, strict=True) if x.itemsize]
         return row_layout.layout(
@@ -153,22 +157,24 @@ class StatisticsPlan(Plan):
 
     @property
     def read(self) -> int:
-        """Arrays whose features kernels read, tangents included."""
+        """Number of arrays with features that kernels read, tangents included."""
         return sum(self._has_features)
 
     def bytes_at_once(self, slot: int) -> int:
-        """Bytes of an array next to each other that the lanes of a warp read at once where rows are neighbours."""
+        """Returns the number of contiguous bytes of an array that the lanes of a warp read at the same time, if its
+        rows are neighbours in memory.
+        """
         return self.layout.rows_at_once(self._streams.index(slot)) * ITEMSIZE[self.tensors[slot].dtype]
 
     def _is_apart(self, wanted: Wanted) -> bool:
-        """True if each part of a row has a block where the value and its gradients are computed."""
+        """True if each part of a row has a block in the kernel that computes the value and its gradients."""
         if self.layout.apart is None:
             return False
         writes = any([w and has for w, has in zip(wanted, self._has_features, strict=False)])
         return writes and self.layout.parts_meet(self.machine.processors, self._threads_of_parts(wanted))
 
     def _threads_of_parts(self, wanted: Wanted) -> int:
-        """Threads that a multiprocessor runs of a kernel of parts of rows, by the registers that it takes."""
+        """Returns how many threads of a kernel of parts of rows a multiprocessor runs, limited by its registers."""
         if self._has_tangent:
             return ROOMY_THREADS if self.read > MOST_VECTORS else row_layout.MAX_BLOCK_THREADS
         written = sum([w and has for w, has in zip(wanted, self._has_features, strict=False)])
@@ -194,7 +200,7 @@ class StatisticsPlan(Plan):
 
     @property
     def _part_sums(self) -> int:
-        """Doubles of the statistics of all parts of rows."""
+        """Number of doubles that the statistics of all parts of all rows take."""
         return self.rows * self.layout.parts * row_layout.part_numbers(self.statistics)
 
     @cached_property
@@ -208,7 +214,7 @@ class StatisticsPlan(Plan):
         return self._launcher(self.check_stage(wanted), wanted, counted, True)
 
     def _launcher(self, stage: str, wanted: Wanted, counted: bool, checks: bool) -> compiler.Launcher:
-        """The launcher of a stage, or the one that ``checks`` its gradients in backward."""
+        """Returns the launcher of a stage: with ``checks``, the launch that checks its gradients in backward."""
         found = self._launchers.get((stage, wanted, counted, checks))
         if found is None:
             x = self.layout
@@ -274,7 +280,7 @@ class StatisticsPlan(Plan):
         return None if self.scalar else self.strides
 
     def _sum(self, slot: int, counted: bool) -> Step:
-        """The launches that sum the gradient of the broadcast operand in ``slot``."""
+        """Returns the launches that sum the gradient of the broadcast operand in ``slot``."""
         found = self._steps.get((slot, counted))
         if found is None:
             found = self._steps[slot, counted] = self._summed(slot, counted)
@@ -296,7 +302,7 @@ class StatisticsPlan(Plan):
             streams += [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)] * numbers
         else:
             streams = [pointwise_layout.Stream(tuple(rows), 8, 8, read=True)]
-        # Coefficients of a number begin at a multiple of 8 bytes, not of 16.
+        # Each array of stored coefficients begins at a multiple of 8 bytes, not of 16: hence the misalignment of 8.
         target = pointwise_layout.Stream(broadcast_strides(x.shape, x.gradient.strides, shape), ITEMSIZE[x.dtype])
         none = pointwise_layout.Stream((0,) * len(shape), 8)
         found = pointwise_layout.sum_layout(shape, [*(s.strides for s in streams), none.strides], target.strides)
@@ -326,7 +332,9 @@ class StatisticsPlan(Plan):
         return Step(tuple(launchers), (slot,), partials)
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
-        """The plan that sums the weights, or counts the rows, that the mask leaves."""
+        """Returns the plan that computes the divisor: the sum of the weights, or the number of rows, that the mask
+        keeps.
+        """
         return self._denominator
 
     @cached_property
@@ -339,5 +347,5 @@ class StatisticsPlan(Plan):
         compute = "float64" if "float64" in [x.dtype for x in tensors] else "float32"
         call = Call(loss, (), PointwiseStatic("sum", None, "float64"))
         plan = PointwisePlan(loss.engine, call, tensors, compute, self.machine)
-        # Of what is broadcast each element counts as often as it is used.
+        # Each element of a broadcast array counts once for every row that shares it.
         return plan, positions, self.rows / plan.elements

@@ -1,7 +1,6 @@
-"""The reference formulas, through the array API: the path of CPU arrays, and of derivatives that no kernel has.
+"""Reference formulas through the array API, for CPU arrays and for derivatives that no kernel computes.
 
-Rows are computed in float64 for every dtype, and the result is rounded once. Derivatives are those of the array
-library.
+Rows are computed in float64 for every dtype, and the result is rounded once. The array library differentiates them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cupylosses.reference_math import detached, divide, float64_scalar, weighted
 
 
 def evaluate(call: Call, promoted: str) -> Any:
-    """The loss of a call whose operands promote to dtype ``promoted``."""
+    """Returns the loss of a call whose operands promote to dtype ``promoted``."""
     static, xp = call.static, interop.namespace(call.arrays[0])
     values = row_values(xp, call)
     if static.reduction != "none":
@@ -27,7 +26,7 @@ def evaluate(call: Call, promoted: str) -> Any:
 
 
 def row_values(xp: Any, call: Call) -> Any:
-    """The value of each row in float64, weighted; 0 for rows that a mask leaves out."""
+    """Returns the weighted value of each row in float64: 0 for rows that the mask excludes."""
     loss: Any = call.loss
     static = call.static
     given = arrays_by_name(call)
@@ -50,14 +49,16 @@ def row_values(xp: Any, call: Call) -> Any:
         used = used & (detached(weight) != 0)
     if static.masked:
         used = used & given["mask"]
-    # Replaced before the formula reads them: later, their NaN would already be in the gradient.
+    # Unused rows are replaced before the formula reads them. Masking its result would be too late: their NaN would
+    # already have entered the gradient.
     safe = [xp.where(used if x.ndim == len(rows) else used[..., None], x, xp.ones_like(x)) for x in operands]
     parameters = call.scalars[: len(loss.parameters)] or [x.default for x in loss.parameters]
     settings = loss.bind(parameters, static.flags)
     values = formula_rows(xp, loss, safe, settings)
     if not static.weight:
         return xp.where(used, values, zero)
-    # The derivative with respect to a weight of 0 is the value, outside of the graph.
+    # A row of weight 0 has its detached value here: the value is the derivative with respect to the weight, and nothing
+    # must flow to the operands.
     plain = xp.where(used, values, detached(_formula(xp, loss, [*map(detached, operands)], settings)))
     if static.masked:
         plain = xp.where(given["mask"], plain, zero)
@@ -65,7 +66,7 @@ def row_values(xp: Any, call: Call) -> Any:
 
 
 def divisor(xp: Any, call: Call) -> Any:
-    """The divisor of the sum of the rows: a number, or an array without dimensions."""
+    """Returns the divisor of the sum over rows: a number, or an array without dimensions."""
     loss: Any = call.loss
     static, given = call.static, arrays_by_name(call)
     if call.normalizer is not None:
@@ -85,8 +86,8 @@ def divisor(xp: Any, call: Call) -> Any:
 
 
 def formula_rows(xp: Any, loss: StatisticsLoss, operands: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-    """The value of each row by the formula of a loss, for operands with the features last. Where it is NaN, so are its
-    derivatives with respect to every operand of the row.
+    """Returns the value of each row by the reference formula, for operands with the features last. If the value is NaN,
+    so are its derivatives with respect to all operands of the row.
     """
     values = _formula(xp, loss, operands, settings)
     bad = xp.isnan(detached(values))
@@ -99,7 +100,7 @@ def formula_rows(xp: Any, loss: StatisticsLoss, operands: Sequence[Any], setting
 
 
 def _formula(xp: Any, loss: StatisticsLoss, operands: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-    """The values that the reference formula returns, of which there must be one per row."""
+    """Evaluates the reference formula, and checks that it returns one value per row."""
     if loss.reference is None:
         raise checks.no_reference(loss)
     values, rows = loss.reference(xp, *operands, **settings), tuple(operands[0].shape[:-1])

@@ -1,4 +1,4 @@
-"""Losses of sequences whose alignment is unknown: connectionist temporal classification."""
+"""Losses of sequences whose alignment is unknown: connectionist temporal classification (CTC)."""
 
 from cupylosses.engines.sequence.engine import SEQUENCE
 

@@ -1,4 +1,4 @@
-"""The most probable alignment of targets to frames: definition, formula, plan and kernel of a function that is no loss.
+"""Most probable alignment of targets to frames, a function that is not a loss: definition, formula, plan and kernel.
 
 score = max over alignments c of the target of sum_t log p(t, n, c_t)
 """
@@ -25,17 +25,19 @@ from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.gpu import WARP
 from cupylosses.jit.kernel import Kernel
 
-#: Frames between two barriers, and ballots of a frame: `kChunk` and `kBallots` of ``alignment.cuh``.
+#: Number of frames between two barriers, and of ballots per frame: `kChunk` and `kBallots` of ``alignment.cuh``.
 CHUNK = 8
 BALLOTS = 3
-#: Positions that a block takes at once. More are taken in sweeps.
+#: Maximum number of positions that a block processes at once. More are processed in sweeps.
 MAX_THREADS = 512
 
 
 class CtcAlignment(NamedTuple):
-    """An alignment of each sample: the sum of its log-probabilities; and of each frame the class, the position of its
-    label in the target (-1 for the blank), and the log-probability. Frames behind the end, and all of samples without
-    an alignment, have -1, -1 and 0.
+    """An alignment of each sample.
+
+    ``score`` is the sum of its log-probabilities. For each frame, ``labels`` has the class, ``positions`` the position
+    of its label in the target (-1 for the blank), and ``log_probs`` the log-probability. Frames past the end, and all
+    frames of samples without an alignment, have -1, -1 and 0.
     """
 
     score: Any
@@ -46,7 +48,7 @@ class CtcAlignment(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AlignmentFunction(SequenceFunction):
-    """A function whose results are an alignment."""
+    """Definition of a function whose results are an alignment."""
 
     result_type: ClassVar[str] = "CtcAlignment"
 
@@ -73,7 +75,7 @@ class AlignmentFunction(SequenceFunction):
 
 
 class AlignmentEngine(SequenceFunctionEngine):
-    """The most probable alignment of targets to frames."""
+    """Engine of the most probable alignment of targets to frames."""
 
     name = "alignment"
     Definition: ClassVar[Any] = AlignmentFunction
@@ -121,7 +123,7 @@ class AlignmentEngine(SequenceFunctionEngine):
 
 
 def _best_paths(xp: Any, samples: sequence_reference.Samples, blank: int) -> tuple[Any, Any, Any, Any]:
-    """Classes, positions and log-probabilities of frames, of shape (T, N), and the score of each sample."""
+    """Returns classes, positions and log-probabilities of frames, of shape (T, N), and the score of each sample."""
     x, inside, lengths = samples.x, samples.inside, samples.lengths
     states, skips = sequence_reference.states_of(xp, samples.labels, lengths, blank)
     s, last = xp.cumulative_sum(xp.ones_like(states), axis=1) - 1, 2 * lengths[:, None]
@@ -175,7 +177,7 @@ def _best_paths(xp: Any, samples: sequence_reference.Samples, blank: int) -> tup
 
 @dataclass(frozen=True)
 class AlignmentKernel(Kernel):
-    """A compiled module of this function, for samples that the kernel "prepare" of losses has prepared."""
+    """The kernel of this function. Precondition: the kernel "prepare" of the losses has prepared the samples."""
 
     loss: Definition
     dtype: str
@@ -189,12 +191,12 @@ class AlignmentKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         return f"{self.loss.name}_{STORAGE[self.dtype][1]}"
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel function."""
         return self.title
 
     @property
@@ -223,8 +225,9 @@ class AlignmentKernel(Kernel):
 
 
 class AlignmentPlan(SequencePlan):
-    """Two launches, a block per sample each: what prepares the samples of a loss, and the alignment, whose workspace
-    says where each state came from.
+    """Two launches: the kernel that prepares the samples of a loss, and the alignment with a block per sample.
+
+    The workspace of the alignment records the state from which each state was entered.
     """
 
     def __init__(
@@ -235,7 +238,7 @@ class AlignmentPlan(SequencePlan):
         super().__init__(engine, call, tensors, promoted, machine)
         self.result = dtype
         self.differentiable = self.speculative = self.nothing
-        # The results of frames lie as a gradient without classes.
+        # Per-frame results have the layout of a gradient with a single class.
         of_frames = contiguous(dtype, frames)
         self.written = TensorSpec(dtype, (*frames, 1), (*of_frames.strides, 0))
         fits = max(self.sizes.classes, self.sizes.frames, self.sizes.labels) < 2**31
@@ -248,7 +251,7 @@ class AlignmentPlan(SequencePlan):
         return self.machine.launcher(kernel, self.sizes.every, threads, (self.shape_words,)), self.most > threads
 
     def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
-        """The scores; the other results are written to the addresses in ``auxiliary``."""
+        """Returns the scores, and writes the other results to the addresses in ``auxiliary``."""
         device, arrays, scalars, _ = inputs
         if self._align is None:
             self._align = self._load()

@@ -10,21 +10,21 @@ from cupylosses.call import Call
 
 
 class Static(NamedTuple):
-    """The settings that plans specialise on.
+    """Settings of a call that plans specialise on.
 
     Attributes:
-        reduction, out_dtype, blank, zero_infinity, batch_first: As the call has them.
+        reduction, out_dtype, blank, zero_infinity, batch_first: Options of the call.
         batched: True if the first operand has a dimension of samples.
-        concatenated: True if the labels of all samples stand in one row without padding.
-        input_lengths, target_lengths: True if these are among the arrays; otherwise all are full.
-        weighted, masked: True if weights, a mask are among the arrays.
-        of_logits: True if the gradient with respect to log-probabilities is torch's, that of logits.
+        concatenated: True if the labels of all samples are stored one after another, without padding.
+        input_lengths, target_lengths: True if the arrays include these. Without them, all samples have full length.
+        weighted, masked: True if the arrays include `weight`, `mask`.
+        of_logits: True if the gradient with respect to log-probabilities follows torch's convention: that of logits.
         inplace: True if backward may write the gradient over the first operand.
-        check: When bad data raises, one of :data:`.definition.CHECKS`.
+        check: Time at which invalid data raises, one of :data:`.definition.CHECKS`.
         normalized: True if a normalizer is given.
-        batches: Leading dimensions of every array besides those above: batches of ``vmap``.
-        has_tangent: Of the arrays, those that have a tangent: the call is a derivative along these.
-        by_position: Of posteriors: True if there is one for each label of the target, False for each class.
+        batches: Number of leading dimensions of every array that are batches of ``vmap``.
+        has_tangent: One flag per array, True if it has a tangent. The call is then the derivative along these tangents.
+        by_position: For posteriors: True for a posterior of each label of the target, False for one of each class.
     """
 
     reduction: str
@@ -58,8 +58,10 @@ class Static(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of a call: frames, classes, labels that targets have room for, samples of one batch, and the shape of
-    the values, one per sample.
+    """Sizes of a call.
+
+    ``labels`` is the number of labels that fit in the targets, ``inner`` the number of samples of one batch, and
+    ``samples`` the shape of the values, one per sample.
     """
 
     frames: int
@@ -70,29 +72,29 @@ class Sizes(NamedTuple):
 
     @property
     def every(self) -> int:
-        """The number of samples of all batches."""
+        """Number of samples of all batches."""
         return prod(self.samples)
 
     @property
     def groups(self) -> int:
-        """The number of batches, of which each has concatenated targets of its own."""
+        """Number of batches. Each has its own concatenated targets."""
         return self.every // self.inner if self.inner else prod(self.samples[:-1])
 
 
 def names(loss: Any, static: Static) -> tuple[str, ...]:
-    """The names of a call's arrays, without those of tangents."""
+    """Returns the names of a call's arrays, without tangents."""
     found = [x.name for x in loss.operands[:2]]
     found += [x for x, has in zip(("input_lengths", "target_lengths"), static[7:9], strict=True) if has]
     return (*found, *["weight"] * static.weighted, *["mask"] * static.masked)
 
 
 def arrays_by_name(call: Call) -> Mapping[str, Any]:
-    """The arrays of a call by name, without tangents."""
+    """Returns the arrays of a call by name, without tangents."""
     return dict(zip(names(call.loss, call.static), call.arrays, strict=False))
 
 
 def sizes(static: Static, first: Sequence[int], targets: Sequence[int]) -> Sizes:
-    """The sizes of a call, from the shapes of its first operand and its targets."""
+    """Returns the sizes of a call, from the shapes of its first operand and its targets."""
     batch, own = tuple(first[: static.batches]), tuple(first[static.batches :])
     if not static.batched:
         return Sizes(own[0], own[1], targets[-1], 1, batch)
@@ -101,12 +103,12 @@ def sizes(static: Static, first: Sequence[int], targets: Sequence[int]) -> Sizes
 
 
 def sizes_of(call: Call) -> Sizes:
-    """The sizes of a call."""
+    """Returns the sizes of a call."""
     return sizes(call.static, tuple(call.arrays[0].shape), tuple(call.arrays[1].shape))
 
 
 def constant_divisor(static: Static, samples: Sequence[int]) -> float:
-    """The part of the divisor that follows from the number of samples."""
+    """Returns the part of the divisor that depends only on the number of samples."""
     if static.normalized or static.counted or static.reduction in ("none", "sum"):
         return 1.0
     return float(samples[-1]) if static.batched else 1.0

@@ -1,6 +1,6 @@
-"""The checks of calls of sequence losses, with their messages, in the manner of :mod:`cupylosses.checks`.
+"""Checks of sequence loss calls, and their error messages, in the style of :mod:`cupylosses.checks`.
 
-Lengths that the host knows are checked before anything is launched; those on a GPU by kernels.
+Lengths in host memory are checked before any launch. Kernels check lengths on a GPU.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from cupylosses.checks import FLOATING, INTEGER, dtype_name
 from cupylosses.definition.base import Definition
 from cupylosses.engines.sequence.definition import CHECKS, GRADIENTS, SequenceLoss
 
-#: Dtypes of labels and lengths: a bool is neither.
+#: Dtypes of labels and lengths: all integers, but not bool.
 COUNTS = tuple([x for x in INTEGER if x != "bool"])
 
 
 def switch(loss: SequenceLoss, name: str, value: Any) -> bool:
-    """A bool; torch takes anything for `zero_infinity`, and so do we where it is 0 or 1."""
+    """Returns an option as a bool. Accepts 0 and 1 too, since torch takes anything for `zero_infinity`."""
     if value not in (False, True):
         raise TypeError(f"{loss.name}: `{name}` must be True or False, got {value!r}.")
     return bool(value)
 
 
 def choice(loss: SequenceLoss, name: str, value: Any) -> str:
-    """One of the names that an argument may have."""
+    """Returns the value of an argument if it is one of the allowed names, and raises otherwise."""
     allowed = CHECKS if name == "check_targets" else GRADIENTS
     if value not in allowed:
         expected = ", ".join(map(repr, allowed))
@@ -34,14 +34,14 @@ def choice(loss: SequenceLoss, name: str, value: Any) -> str:
 
 
 def integer(loss: SequenceLoss, name: str, value: Any) -> int:
-    """An integer of Python's or NumPy's."""
+    """Returns an integer of Python or NumPy as an int, and raises for anything else."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{loss.name}: `{name}` must be an integer, got {value!r}.")
     return int(value)
 
 
 def blank(loss: SequenceLoss, value: int, classes: int) -> None:
-    """The blank is a class."""
+    """Checks that the blank is a class."""
     if not 0 <= value < classes:
         raise ValueError(
             f"{loss.name}: `blank` must be a class, 0 to {classes - 1} for `{loss.operands[0].name}` of {classes} "
@@ -50,7 +50,7 @@ def blank(loss: SequenceLoss, value: int, classes: int) -> None:
 
 
 def rank(loss: SequenceLoss, shape: Sequence[int], batch_first: bool) -> None:
-    """The first operand has frames, samples and classes, or frames and classes of one sample."""
+    """Checks that the first operand has frames, samples and classes, or frames and classes of one sample."""
     if len(shape) not in (2, 3):
         order = "(N, T, C)" if batch_first else "(T, N, C)"
         raise ValueError(
@@ -60,7 +60,7 @@ def rank(loss: SequenceLoss, shape: Sequence[int], batch_first: bool) -> None:
 
 
 def counts(loss: SequenceLoss, name: str, x: Any) -> None:
-    """Labels and lengths are integers."""
+    """Checks that labels or lengths are integers."""
     given = dtype_name(x)
     if given not in COUNTS:
         what = "Labels" if name == "targets" else "Lengths"
@@ -71,7 +71,7 @@ def counts(loss: SequenceLoss, name: str, x: Any) -> None:
 
 
 def targets(loss: SequenceLoss, shape: Sequence[int], samples: int, batched: bool) -> None:
-    """The targets are padded, concatenated, or those of one sample."""
+    """Checks that targets are padded, concatenated, or those of one sample."""
     shape = tuple(shape)
     if not batched:
         if len(shape) == 1 or (len(shape) == 2 and shape[0] == 1):
@@ -88,7 +88,7 @@ def targets(loss: SequenceLoss, shape: Sequence[int], samples: int, batched: boo
 
 
 def lengths(loss: SequenceLoss, name: str, shape: Sequence[int], samples: int, batched: bool) -> None:
-    """There is a length per sample."""
+    """Checks that there is one length per sample."""
     shape = tuple(shape)
     accepted = ((samples,), (samples, 1)) if batched else ((), (1,), (1, 1))
     if shape not in accepted:
@@ -97,7 +97,7 @@ def lengths(loss: SequenceLoss, name: str, shape: Sequence[int], samples: int, b
 
 
 def needs_lengths(loss: SequenceLoss) -> ValueError:
-    """Error for labels one after another of which nobody knows where a target ends."""
+    """Returns the error for concatenated targets without lengths."""
     return ValueError(
         f"{loss.name}: `target_lengths` must be given with `targets` of one dimension, got None. Pass the number of "
         "labels of each sample, or targets of shape (N, S)."
@@ -105,7 +105,7 @@ def needs_lengths(loss: SequenceLoss) -> ValueError:
 
 
 def not_integers(loss: SequenceLoss, name: str, value: Any) -> TypeError:
-    """Error for lengths that are nothing like integers."""
+    """Returns the error for lengths that are not integers."""
     return TypeError(
         f"{loss.name}: `{name}` must be an integer array, integers, or None where all are full, got {value!r}."
     )
@@ -118,7 +118,7 @@ def known_lengths(
     most: int,
     total: int | None = None,
 ) -> None:
-    """Lengths that the host knows are within range; those of concatenated targets add up to ``total``."""
+    """Checks the range of lengths in host memory. Those of concatenated targets must add up to ``total``."""
     of = "labels" if name == "target_lengths" else "frames"
     for n, value in enumerate(values):
         if not 0 <= value <= most:
@@ -134,7 +134,7 @@ def known_lengths(
 
 
 def per_sample(loss: SequenceLoss, name: str, x: Any, samples: Sequence[int]) -> None:
-    """A weight or a mask broadcasts to the samples, and is a constant."""
+    """Checks the dtype of a weight or mask, that it broadcasts to the samples, and that it is a constant."""
     shape, given = tuple(x.shape), dtype_name(x)
     if name == "mask" and given != "bool":
         raise TypeError(f"{loss.name}: `mask` must be bool, True where a sample counts, got {given}. Pass `mask != 0`.")
@@ -153,7 +153,7 @@ def per_sample(loss: SequenceLoss, name: str, x: Any, samples: Sequence[int]) ->
 
 
 def dtypes(loss: SequenceLoss, named: Sequence[tuple[str, Any]]) -> None:
-    """The first operand is floating."""
+    """Checks that the first operand is floating-point."""
     name, x = named[0]
     if dtype_name(x) not in FLOATING:
         raise TypeError(
@@ -163,7 +163,7 @@ def dtypes(loss: SequenceLoss, named: Sequence[tuple[str, Any]]) -> None:
 
 
 def bad_label(loss: SequenceLoss, position: Sequence[int], value: int, classes: int) -> IndexError:
-    """Error for a label that is no class, or the blank."""
+    """Returns the error for a label that is not a class, or that is the blank."""
     at = ", ".join(map(str, position))
     return IndexError(
         f"{loss.name}: `targets[{at}]` must be a class, 0 to {classes - 1}, other than `blank`, got {value}. Labels "
@@ -172,7 +172,7 @@ def bad_label(loss: SequenceLoss, position: Sequence[int], value: int, classes: 
 
 
 def bad_length(loss: SequenceLoss, name: str, sample: int, value: int, most: int) -> ValueError:
-    """Error for a length that a kernel has found out of range."""
+    """Returns the error for a length, or a sum of lengths, that is out of range."""
     if name == "sum":
         return ValueError(
             f"{loss.name}: `target_lengths` must add up to the number of `targets` of one dimension, {most}, got "
@@ -185,7 +185,7 @@ def bad_length(loss: SequenceLoss, name: str, sample: int, value: int, most: int
 
 
 def no_derivative(loss: Definition, what: str) -> NotImplementedError:
-    """Error for derivatives of a gradient that is not the one of the value."""
+    """Returns the error for derivatives of a gradient that is not the gradient of the loss."""
     return NotImplementedError(
         f"{loss.name}: gradient='logits' has no {what}, since it is not the gradient of the loss. Use "
         "gradient='log_probs', or `ctc_loss_with_logits`."
@@ -193,7 +193,7 @@ def no_derivative(loss: Definition, what: str) -> NotImplementedError:
 
 
 def needs_padding(loss: SequenceLoss, shape: Sequence[int]) -> ValueError:
-    """Error for labels one after another where results have a place for each label of a sample."""
+    """Returns the error for concatenated targets if results have an entry for each label of a sample."""
     return ValueError(
         f"{loss.name}: `targets` must have the shape (N, S) with of='positions', got {tuple(shape)}. Pad the targets: "
         "results have one number for each of S labels."

@@ -1,4 +1,4 @@
-"""The kernels of sequence losses (``kernels/sequence/``): a translation unit each, with its entry point."""
+"""Kernels of sequence losses (``kernels/sequence/``), each a translation unit with one entry point."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from cupylosses.definition.base import Definition
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 
-#: Positions of a block of the recursion, at most; longer targets take several blocks.
+#: Maximum number of positions per block of the recursion. Longer targets need several blocks.
 BAND = 64
-#: Threads of each of them, at most (``kRoles``).
+#: Maximum number of threads per position (``kRoles``), by half of the recursion.
 ROLES = {"first": 3, "second": 4}
-#: Threads of a block, at most.
+#: Maximum number of threads per block.
 THREADS = {"prepare": 256, "finish": 128, "gradient": 128} | {kind: count * BAND for kind, count in ROLES.items()}
-#: Bytes of shared memory for 32 positions of a block of the recursion (``Group``), by arithmetic.
+#: Bytes of shared memory per 32 positions of a block of the recursion (``Group``), by arithmetic.
 GROUP_BYTES = {
     "first": {"float32": 14592, "float64": 14848},
     "second": {"float32": 19200, "float64": 19456},
 }
-#: Blocks of the second half for each multiprocessor, at most, whose posteriors two warps of a group store.
+#: Maximum number of second-half blocks per multiprocessor for which two warps of each group store posteriors.
 MOST_SPLIT = 3
-#: Frames of a chunk, by arithmetic (``kChunkFrames``).
+#: Frames per chunk, by arithmetic (``kChunkFrames``).
 CHUNK = {"float32": 8, "float64": 4}
-#: Blocks that a multiprocessor is to hold, of float32 and float64 arithmetic. Most GPUs hold fewer that write gradients
-#: of many classes (``kLongBlocks``, ``kFindingBlocks``).
+#: Number of blocks that a multiprocessor is to hold, in float32 and float64 arithmetic. Most GPUs hold fewer of those
+#: that write gradients of many classes (``kLongBlocks``, ``kFindingBlocks``).
 BLOCKS = {"first": (4, 2), "second": (4, 2), "gradient": (6, 3),
           "gradient of many": (6, 3), "gradient in parts": (5, 2)}  # fmt: skip
 
-#: The kinds of a gradient: what is added to minus the posteriors, see ``GradientKind`` of ``frames.cuh``.
+#: Kinds of gradient, by the term that is added to the negated posteriors: ``GradientKind`` of ``frames.cuh``.
 PLAIN, OF_LOGITS, SOFTMAX = "kPlain", "kOfLogits", "kSoftmax"
 
-#: The arrays of a call beside its first operand, as kernels pass them on.
+#: Arrays of a call besides its first operand, as kernels pass them on.
 GIVEN = "GivenArrays{targets, input_lengths, target_lengths, weights, mask}"
 
 
@@ -39,12 +39,12 @@ GIVEN = "GivenArrays{targets, input_lengths, target_lengths, weights, mask}"
 class SequenceKernel(Kernel):
     """A kernel of one ``kind``: "prepare", "first" and "second" half of the recursion, "finish" or "gradient".
 
-    ``dtype`` is that of the first operand, ``result`` that of the value. ``added`` is the kind of a gradient; of
-    "finish" it says whether frames have a log-sum-exp, and of halves whether they find any. ``stores`` is True if the
-    first half stores its products, ``prepares`` if it does what "prepare" does, and ``keeps`` if it keeps elements for
-    the second half. ``roles`` is the number of threads for each position of the recursion. ``many`` is True if
-    gradients are of many classes or labels. With ``in_parts`` sums of frames are added up as the block does that writes
-    a frame's gradient, and "gradient" finds them, behind which "finish" writes what only all frames tell.
+    ``dtype`` is that of the first operand, ``result`` that of the value. ``added`` is the kind of a gradient. In
+    "finish", it tells if frames have a log-sum-exp, and in the halves, if they compute any. ``stores`` is True if the
+    first half stores its products, ``prepares`` if it also does the work of "prepare", and ``keeps`` if it keeps
+    elements for the second half. ``roles`` is the number of threads per position of the recursion. ``many`` is True for
+    gradients of many classes or labels. With ``in_parts``, log-sum-exps are added up in the order of the block that
+    writes a frame's gradient; "gradient" computes them, and "finish" then writes what depends on all frames.
     """
 
     loss: Definition
@@ -67,7 +67,7 @@ class SequenceKernel(Kernel):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The file that has the kernel's function."""
+        """File that has the kernel's function."""
         if self.kind == "prepare":
             return ("sequence/sequences.cuh",)
         walks_alone = self.kind in ("first", "second") and self.added != SOFTMAX
@@ -75,7 +75,7 @@ class SequenceKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         parts = [self.loss.name, self.kind, *[STORAGE[self.compute][1]] * (self.kind == "prepare")]
         if self.kind != "prepare":
             parts += [STORAGE[self.dtype][1], STORAGE[self.result][1]]
@@ -92,13 +92,13 @@ class SequenceKernel(Kernel):
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor is to hold."""
+        """Number of blocks that a multiprocessor is to hold."""
         suffix = "" if not self.many else " in parts" if self.in_parts else " of many"
         return BLOCKS[self.kind + suffix][self.compute == "float64"]
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel function."""
         return self.title
 
     @property
@@ -177,10 +177,10 @@ class SequenceKernel(Kernel):
         ]
 
     def _half(self) -> list[str]:
-        """Walks; behind them the blocks that link labels, and those that find log-sum-exps."""
+        """Returns the body of a half: walks, then blocks that link labels, then blocks that compute log-sum-exps."""
         second = self.kind == "second"
         half, keeps, stores = int(second), str(self.keeps).lower(), str(second or self.stores).lower()
-        # Walks of one band wait for no other, and need no number.
+        # With a single band, walks wait for no other walk and need no start number.
         order = f"shape.bands > 1 ? start_number(at.started + {half}, all) : blockIdx.x"
         task = "blockIdx.x"
         if not second and not self.prepares:

@@ -1,9 +1,9 @@
-"""Definition of a loss of sequences that are not aligned: connectionist temporal classification (CTC).
+"""Definition of a loss of unaligned sequences: connectionist temporal classification (CTC).
 
     L_n = -log sum over alignments of the target to T_n frames of prod_t p[t, n, c_t]
 
 An alignment names a class for every frame; repeats are collapsed, then blanks dropped, to give the target. The first
-operand holds log p, or logits of which the loss takes the log-softmax itself.
+operand holds log p, or logits, to which the loss applies the log-softmax itself.
 
 Nothing here imports an array library, CUDA or a compiler.
 """
@@ -21,14 +21,14 @@ from cupylosses.definition.registry import define as enter
 #: Accepted values of ``reduction``.
 REDUCTIONS = ("none", "mean", "sum", "batchmean")
 
-#: When labels that are no class, and lengths out of range, raise.
+#: Times at which labels that are not a class, and lengths out of range, raise.
 CHECKS = ("lazy", "sync", "off")
 
-#: The conventions of the gradient with respect to log-probabilities.
+#: Conventions of the gradient with respect to log-probabilities.
 GRADIENTS = ("log_probs", "logits")
 
 
-#: Types in stubs of arguments.
+#: Types of the arguments in stubs.
 _ANNOTATIONS: Mapping[str, str] = {
     **ANNOTATIONS,
     "input_lengths": "_Exchangeable | Sequence[int] | int | None",
@@ -46,11 +46,11 @@ _ANNOTATIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SequenceLoss(Definition):
-    """A CTC loss. ``logits`` is True if the first operand holds logits in place of log-probabilities."""
+    """A CTC loss. ``logits`` is True if the first operand holds logits instead of log-probabilities."""
 
     logits: bool = False
 
-    #: Arguments that name arrays, behind the operands.
+    #: Array arguments that follow the operands.
     EXTRA: ClassVar[tuple[str, ...]] = ("weight", "mask", "normalizer")
 
     @property

@@ -1,4 +1,4 @@
-"""The engine of sequence losses, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+"""Engine of sequence losses, an implementation of the protocol of :mod:`cupylosses.engines.base`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from cupylosses.engines.sequence.plan import SequencePlan
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
 
-#: Logits whose classes lie apart are copied from so many elements on, but for these numbers of classes: there reading
-#: them where they lie takes no longer.
+#: Minimum number of elements for copying logits with non-contiguous classes.
 APART_ELEMENTS = 1 << 10
+#: Numbers of classes for which logits are not copied, because strided reads take no longer.
 APART_CLASSES = range(9, 16)
-#: Settings that were checked before.
+#: Cache of checked settings.
 _SETTINGS = SettingsCache()
 
 
 class SequenceEngine(Engine):
-    """Losses of sequences that are not aligned."""
+    """Losses of unaligned sequences."""
 
     name = "sequence"
     needs_chip = True
@@ -54,8 +54,9 @@ class SequenceEngine(Engine):
     def bind(
         self, loss: SequenceLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
-        """Everything becomes an array of the first operand's library beside it: what the host has travels in one copy
-        that nobody waits for.
+        """Checks the arguments, and converts arrays to the library and the device of the first operand.
+
+        Host data is transferred in one asynchronous copy.
         """
         first, targets, input_lengths, target_lengths, weight, mask, normalizer = arrays
         base = _SETTINGS.find((loss,), settings, lambda: self.checked(loss, settings))
@@ -104,7 +105,7 @@ class SequenceEngine(Engine):
         return loss, tuple([found[name] for name in names(loss, static)]), static, (), normalizer
 
     def checked(self, loss: SequenceLoss, settings: tuple[Any, ...]) -> Static:
-        """The settings of a call; what depends on its arrays is filled in later."""
+        """Returns the checked settings of a call. `bind` fills in those that depend on its arrays."""
         given = dict(zip(loss.setting_names, settings, strict=True))
         out_dtype = given["out_dtype"]
         return Static(
@@ -136,9 +137,11 @@ class SequenceEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Labels, lengths, weights and masks are contiguous. The first operand has any strides, but batches of batches
-        lie one after another, in it and in its gradient. Of logits all classes are read, so those that lie apart are
-        copied.
+        """Returns the arrays that kernels read from copies, with the strides of the copies.
+
+        Labels, lengths, weights and masks must be contiguous. The first operand may have any strides, but nested
+        batches must form one dimension, in it and in its gradient. All classes of logits are read, so logits with
+        non-contiguous classes are copied.
         """
         found = {}
         x, batches, tangent = tensors[0], call.static.batches, len(names(call.loss, call.static))
@@ -176,7 +179,7 @@ class SequenceEngine(Engine):
         return [row_major(call.static.out_dtype or promoted, shape)]
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
-        """A float64 value per sample, for which a batch is more samples."""
+        """Splits a reduced call into float64 losses per sample, for which a batch is more samples, and a reduction."""
         static = call.static
         if traced:
             return None
@@ -198,14 +201,14 @@ class SequenceEngine(Engine):
         return Apart((per_sample,), finish)
 
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
-        """The values of the samples, and a ``grad_output`` for each of them."""
+        """Returns the call without a reduction, and a ``grad_output`` for each of its values."""
         if call.static.of_logits:
             raise sequence_checks.no_derivative(call.loss, "second derivatives")
         xp = interop.namespace(grad_output)
         static = call.static._replace(reduction="none", out_dtype="float64", normalized=False, check="off")
         upstream = xp.astype(grad_output, xp.float64)
         if call.static.reduction != "none":
-            # With nothing to divide by no sample has a gradient, nor has that gradient one: 0 * inf must not arise.
+            # With a divisor of 0, no sample has a gradient, and neither has that gradient: 0 * inf must not arise.
             if isinstance(divisor, (int, float)):
                 upstream = upstream * (1.0 / divisor if divisor else 0.0)
             else:
@@ -243,7 +246,10 @@ class SequenceEngine(Engine):
     def placeholders(
         self, loss: SequenceLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Mapping[str, Any]
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Shapes are those of the first operand and the targets; lengths have one per sample."""
+        """Returns dtype and shape of every array argument of a warm-up.
+
+        ``shapes`` are those of the first operand and of the targets. There is one length per sample.
+        """
         first = tuple(shapes[0])
         samples = first[0 if options.get("batch_first") else 1 :][:1] if len(first) == 3 else ()
         targets = tuple(shapes[1]) if len(shapes) > 1 else (*samples, max(1, first[-3 if samples else 0] // 4))
@@ -270,12 +276,12 @@ class SequenceEngine(Engine):
 
 
 def _is_even(shape: Sequence[int], strides: Sequence[int], batches: int) -> bool:
-    """True if batches of batches are one dimension."""
+    """True if the dimensions of nested batches form one dimension."""
     return all([strides[d] == shape[d + 1] * strides[d + 1] for d in range(batches - 1)])
 
 
 def _array(loss: SequenceLoss, name: str, x: Any) -> Any:
-    """An array of a library that has a backend."""
+    """Returns an array of a library that has a backend. Others are adopted through DLPack."""
     kind = interop.kind(x)
     if kind == "unknown":
         raise checks.not_an_array(loss, name, x)
@@ -285,7 +291,7 @@ def _array(loss: SequenceLoss, name: str, x: Any) -> Any:
 def _lengths(
     loss: SequenceLoss, name: str, given: Any, x: Any, samples: tuple[int, ...], most: int, total: int | None
 ) -> Any:
-    """Lengths as an array in the shape of the samples; those that the host knows are within range."""
+    """Returns lengths as an array in the shape of the samples. Checks the range of those in host memory."""
     if interop.kind(given) == "unknown":
         values = [given] if isinstance(given, numbers.Integral) else given
         if not isinstance(values, (list, tuple)):
@@ -311,7 +317,7 @@ def _length(loss: SequenceLoss, name: str, value: Any, given: Any) -> int:
 
 
 def _per_sample(loss: SequenceLoss, name: str, given: Any, x: Any, samples: tuple[int, ...]) -> Any:
-    """A weight or a mask as an array."""
+    """Returns a weight or a mask as an array."""
     if interop.kind(given) == "unknown":
         if name == "mask" or isinstance(given, bool) or not isinstance(given, numbers.Real):
             raise checks.not_an_array(loss, name, given)

@@ -1,6 +1,6 @@
-"""Functions of sequences that are no losses: what their definitions and engines share.
+"""Base classes of sequence functions that are not losses: their definitions and engines.
 
-A call has the arrays and the static part of a CTC loss that is not reduced.
+A call has the arrays and the static part of a CTC loss without a reduction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cupylosses.engines.sequence.engine import SequenceEngine
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SequenceFunction(SequenceLoss):
-    """A function with the operands of a CTC loss, and no reduction."""
+    """Definition of a function with the operands of a CTC loss and without a reduction."""
 
     EXTRA: ClassVar[tuple[str, ...]] = ("input_lengths", "target_lengths")
 
@@ -59,7 +59,7 @@ class SequenceFunction(SequenceLoss):
 
 
 class SequenceFunctionEngine(SequenceEngine):
-    """Functions with the operands of a CTC loss."""
+    """Engine of functions with the operands of a CTC loss."""
 
     needs_chip = False
     contracts = False
@@ -86,22 +86,23 @@ class SequenceFunctionEngine(SequenceEngine):
         return None
 
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
-        """Nothing is divided."""
+        """Returns the call without checks, and ``grad_output`` unchanged: there is no divisor."""
         return call._replace(static=call.static._replace(check="off")), grad_output
 
     def trained(self, call: Call) -> Wanted:
-        """Kernels have values alone."""
+        """Returns False for every array: kernels compute values only."""
         return (False,) * len(call.arrays)
 
 
 def wide_dtype(dtype: str) -> str:
-    """The dtype of floating results: no narrower than the arithmetic."""
+    """Returns the dtype of floating-point results, which is no narrower than the arithmetic."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def in_order(xp: Any, static: Static, shape: tuple[Any, ...], x: Any) -> Any:
-    """Results of shape (T, samples of all batches, ...) in the order of the first operand: of this shape, of which the
-    last dimensions may be results of a frame.
+    """Returns results of shape (T, samples of all batches, ...) in the dimension order of the first operand.
+
+    ``shape`` is the shape of the returned array. Its last dimensions may be results of a frame.
     """
     at = static.batches + int(static.batched and static.batch_first)
     moved = (shape[at], *[n for d, n in enumerate(shape) if d != at])

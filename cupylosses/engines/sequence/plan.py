@@ -1,18 +1,20 @@
-"""Plans of sequence losses: launches of the recursion's halves, and of what lies around them.
+"""Plans of sequence losses: launches of the two halves of the recursion, and those before and after them.
 
-    launch      when
-    prepare     first: lengths and labels, unless the blocks of the next launch find them, each for itself
-    first       the halves of alpha and beta up to the meeting; log-sum-exps of frames beside them
-    second      with gradients: the other halves, which leave posteriors in the lattice; beside them links of labels,
-                and log-sum-exps that the first half leaves to it
-    finish      without gradients: losses, and their sum
-    gradient    with gradients: the same, and the gradient of each frame
+    launch      task
+    prepare     reads lengths and labels; omitted if each block of the next launch does this for itself
+    first       the first halves of alpha and beta, up to the meeting; beside them, log-sum-exps of frames
+    second      with gradients: the second halves, which leave posteriors in the lattice; beside them, links of labels,
+                and the log-sum-exps that the first launch has left out
+    finish      without gradients: losses, and their sum; with gradients only after a ``gradient`` that computes
+                log-sum-exps (`SequencePlan.in_parts`)
+    gradient    with gradients: losses, their sum, and the gradient of each frame
 
-Forward of a reduced loss writes the gradient for the expected ``grad_output``. Backward launches the gradient again,
-which leaves at once if that was right; else it reads the posteriors, which stay until then.
+Forward of a reduced loss writes the gradient for the expected ``grad_output``. Backward launches ``gradient`` again,
+which exits at once if the expectation was right. Otherwise it writes the gradient again from the posteriors, which are
+kept until then.
 
-The memory of a call is sized by shapes alone. By far the largest part is the lattice: a word for each state of each
-frame, which is the posterior in the end, and exponents, which live only within forward.
+The memory of a call depends on shapes only. By far the largest part is the lattice: one word for each state of each
+frame, which finally holds the posterior, and exponents, which live only during forward.
 """
 
 from __future__ import annotations
@@ -48,41 +50,41 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
-#: Frames of a block that writes posteriors of positions (``kFrames``).
+#: Frames per block that writes posteriors of positions (``kFrames``).
 FRAMES = 16
-#: Parts of all frames of which the log-sum-exps are found beside either half (``kShares``).
+#: Number of parts of all frames that the two halves divide between them to compute log-sum-exps (``kShares``).
 SHARES = 8
-#: Bytes of logits whose log-sum-exps are found beside both halves, at least.
+#: Bytes of logits above which log-sum-exps are computed beside both halves.
 SPLIT_BYTES = 1 << 25
-#: Blocks of each multiprocessor that find them, at most: more of them hold up the walks.
+#: Maximum number of blocks per multiprocessor that compute these log-sum-exps: more would delay the walks.
 MOST_READING = 2
-#: Frames of a block that writes gradients of many classes, at most.
+#: Maximum number of frames per block that writes gradients of many classes.
 MOST_FRAMES = 2
-#: Classes that are few (``kShortClasses``).
+#: Maximum number of classes that are few (``kShortClasses``).
 SHORT_CLASSES = 1024
-#: Classes of frames whose log-sum-exps the gradient's kernel finds, at least; and bytes of shared memory for a frame
-#: and its posteriors, at most.
+#: Minimum number of classes for which the gradient's kernel computes log-sum-exps, and maximum number of bytes of
+#: shared memory for a frame and its posteriors there.
 FRAME_LEAST, FRAME_BYTES = 3000, 48000
-#: Frames of a block there, at most, by bytes of a logit.
+#: Maximum number of frames per block there, by bytes of a logit.
 FRAMES_IN_PARTS = {2: 4, 4: 2, 8: 2}
-#: Bytes of shared memory for a window of more classes, at most (``kWindow``).
+#: Maximum bytes of shared memory for a window. Frames of more classes are written in windows (``kWindow``).
 WINDOW_BYTES = 32768
-#: Frames that a lane takes at once where classes are few (``kAtOnce``; where that is less, blocks take more rounds).
+#: Frames that a lane processes at once if classes are few (``kAtOnce``; where that is less, blocks need more rounds).
 AT_ONCE = 2
-#: Bytes of posteriors that a warp keeps in shared memory there, and all that a block does (``ShortFrames``).
+#: Bytes of posteriors that a warp keeps in shared memory there, and shared memory of a block (``ShortFrames``).
 SHORT_ROW, SHORT_BYTES = 4096, 19520
-#: Bytes in front of the buffers of a call: `used`, `ticket` and `started` with its ``kClaims`` (``Buffers``).
+#: Bytes before the buffers of a call: `used`, `ticket` and `started` with its ``kClaims`` (``Buffers``).
 HEADER = 1072
-#: Codes of dtypes, as kernels read integers and weights (``load_integer``, ``load_weight``).
+#: Dtype codes by which kernels read integers and weights (``load_integer``, ``load_weight``).
 _INTEGERS = {"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": -1}
 _WEIGHTS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 3}
 
 
 class Speculation:
-    """Gradients that were written for an expected ``grad_output``, and what writes them again for the true one."""
+    """Gradients written for an expected ``grad_output``, with all that is needed to write them for the true one."""
 
     complete = True
-    #: For the expected ``grad_output`` nothing is left to launch.
+    #: Gradients for the expected ``grad_output`` are complete: no launch is left.
     written = True
 
     def __init__(
@@ -97,8 +99,10 @@ class Speculation:
         self.gradient: Any = None
 
     def run(self, grad_output: int, pointers: Sequence[int]) -> bool:
-        """Makes the gradient that for the true ``grad_output``. Returns False, and launches nothing, under the capture
-        of a graph that will run without the forward that wrote it.
+        """Writes the gradient again unless the true ``grad_output`` was expected.
+
+        Returns False, and launches nothing, under the capture of a graph that will run without the forward that wrote
+        the gradient.
         """
         device = self.device
         stream = device.stream()
@@ -111,11 +115,11 @@ class Speculation:
         return True
 
     def release(self) -> None:
-        """Nothing is kept for a later call."""
+        """Does nothing, since nothing is kept for a later call."""
 
 
 class SequencePlan(CompositePlan):
-    """The plan of a sequence loss."""
+    """Plan of a sequence loss."""
 
     static: Static
 
@@ -127,7 +131,7 @@ class SequencePlan(CompositePlan):
         loss: Any = call.loss
         self.at = {name: i for i, name in enumerate(names(loss, static))}
         self.input = tensors[0]
-        #: The array whose strides are those of gradients in ``Sequences``.
+        #: Array whose strides become the gradient strides of ``Sequences``.
         self.written = self.input.gradient
         self.sizes = sizes(static, tensors[0].shape, tensors[1].shape)
         self.scalar = static.reduction != "none"
@@ -143,14 +147,14 @@ class SequencePlan(CompositePlan):
         self.compute = "float64" if self.input.dtype == "float64" else "float32"
         self.added = SOFTMAX if loss.logits else OF_LOGITS if static.of_logits else PLAIN
         found = self.sizes
-        #: Positions of all samples, and the most that one has: a target longer than its frames has no alignment.
+        #: Number of positions of all samples, and maximum of one: a target longer than its frames has no alignment.
         self.positions = found.every * (found.labels + 1)
         if static.concatenated:
             self.positions = found.groups * (found.labels + found.inner)
         self.most = min(found.labels, found.frames) + 1
-        #: Blocks that share a direction of a sample, and numbers that one passes to the next.
+        #: Number of blocks that share a direction of a sample, and of numbers that each passes to the next.
         self.bands, self.column = -(-self.most // BAND), found.frames // 2 + 32
-        # A block writes gradients of one frame for each of its warps, at least.
+        # A block writes gradients of at least one frame per warp.
         blocks = found.every * (2 * self.bands + -(-found.frames * WARP // THREADS["gradient"]) + 1)
         fits = max(found.classes, found.frames, found.labels, blocks) < 2**31
         self.empty = not (found.every and found.frames and fits) or any(static.has_tangent)
@@ -160,7 +164,7 @@ class SequencePlan(CompositePlan):
 
     @cached_property
     def _layout(self) -> tuple[list[int], int]:
-        """Offsets of the buffers of a call in its memory, in bytes, in the order of ``Buffers``; and its size."""
+        """Byte offsets of the buffers in a call's memory, in the order of ``Buffers``, and the size of the memory."""
         wide = ITEMSIZE[self.compute]
         found, count = self.sizes, self.positions
         sums = found.every * found.frames * (2 * wide + 8) if self.added == SOFTMAX else 0
@@ -182,12 +186,15 @@ class SequencePlan(CompositePlan):
         return starts, end
 
     def _lattice(self, device: Device) -> Any:
-        """A word for each state of each frame. Prefetches and copies read up to 16 bytes behind them."""
+        """Allocates a word for each state of each frame, and 16 bytes that prefetches and copies may read past them."""
         size = 2 * self.positions * self.sizes.frames * ITEMSIZE[self.compute] + 16
         return device.empty((-(-size // 8),), (1,), "float64")
 
     def _exponents(self, device: Device) -> Any:
-        """An exponent for each state of each frame, and one for each state of each chunk of frames (`Lattice`)."""
+        """Allocates an exponent for each state of each frame, and for each state of each chunk of frames (`Lattice`).
+
+        Kept elements follow them.
+        """
         frames = self.sizes.frames
         count = 2 * self.positions * (frames + frames // CHUNK[self.compute] + 2)
         count += self.keeps * (ITEMSIZE[self.compute] // 4 * self.positions * frames + 4)
@@ -197,7 +204,7 @@ class SequencePlan(CompositePlan):
 
     @cached_property
     def shape_words(self) -> list[int]:
-        """The words of ``Sequences``."""
+        """Words of ``Sequences``."""
         static, found, loss = self.static, self.sizes, self.loss
         first, *others = [self.strides_of(x.strides) for x in (self.input, self.written)]
         kinds = [_INTEGERS[self.tensors[1].dtype]]
@@ -228,7 +235,7 @@ class SequencePlan(CompositePlan):
         return sites_of(loss, [((key, "label"), label), *[((key, x), length(x)) for x in kinds]])
 
     def strides_of(self, strides: Sequence[int]) -> tuple[int, int, int, int]:
-        """Strides of an array like the first operand: from a batch, a sample, a frame, a class to the next."""
+        """Returns the strides of batches, samples, frames and classes of an array like the first operand."""
         static, batches = self.static, self.static.batches
         own = strides[batches:]
         outer = strides[batches - 1] if batches else 0
@@ -240,7 +247,7 @@ class SequencePlan(CompositePlan):
     def _launch(
         self, kind: str, stores: bool = False, finishes: bool = False, verifies: bool = False
     ) -> compiler.Launcher:
-        """The launcher of a kernel. With ``verifies`` it most likely leaves at once, and has few blocks."""
+        """Returns the launcher of a kernel. With ``verifies`` it most likely exits at once, and has few blocks."""
         key = kind, stores, finishes, verifies
         found = self._launchers.get(key)
         if found is None:
@@ -258,7 +265,7 @@ class SequencePlan(CompositePlan):
         if kind in ("first", "second"):
             positions = min(-(-self.most // WARP) * WARP, BAND)
             blocks = 2 * sized.every * self.bands
-            # A warp for each kind of posteriors shortens rounds, which many blocks to a multiprocessor hide anyway.
+            # A warp for each kind of posteriors shortens rounds. Many blocks per multiprocessor hide long rounds.
             if kind == "second" and blocks <= MOST_SPLIT * self.machine.processors:
                 roles = ROLES[kind]
             threads, shared = roles * positions, GROUP_BYTES[kind][self.compute] * positions // WARP
@@ -268,11 +275,12 @@ class SequencePlan(CompositePlan):
         if kind in ("first", "second"):
             share = self.share if stores or kind == "second" else SHARES
             part = share if kind == "first" else SHARES - share
-            # The kernel of the gradient finds them.
+            # With `in_parts`, the gradient's kernel computes the log-sum-exps instead.
             part *= not self.in_parts or not (stores or kind == "second")
             added = added if part else PLAIN
             readers = self._reading_blocks(threads, part) * (added == SOFTMAX)
-            # Walks that leave room for the others' blocks, and not half of all multiprocessors, are spread evenly.
+            # Walks are spread evenly over multiprocessors if they leave room for the other blocks, and leave fewer than
+            # half of all multiprocessors idle.
             processors, resident = self.machine.processors, BLOCKS["first"][self.compute == "float64"]
             spreads = processors < 2 * blocks <= 2 * (resident - 1) * processors
             fixed += [blocks, -(-blocks // processors) * spreads if kind == "first" else sized.every, share]
@@ -300,29 +308,31 @@ class SequencePlan(CompositePlan):
 
     @cached_property
     def splits(self) -> bool:
-        """True if log-sum-exps take so long that they are found beside both halves."""
+        """True if log-sum-exps take so long that they are computed beside both halves."""
         read = self.sizes.every * self.sizes.frames * self.sizes.classes * ITEMSIZE[self.input.dtype]
         return self.added == SOFTMAX and read > SPLIT_BYTES
 
     @property
     def share(self) -> int:
-        """Parts of all frames whose log-sum-exps are found beside the first half; the others' are beside the second."""
+        """Number of parts of all frames whose log-sum-exps are computed beside the first half, and not the second."""
         return 0 if self.prepares else SHARES // 2 if self.splits else SHARES
 
     @property
     def keeps(self) -> bool:
-        """True if the first half keeps the elements that it reads, which lie in sectors of their own."""
+        """True if the first half keeps the elements that it reads, each of which is in a sector of its own."""
         return self.sizes.classes > SHORT_CLASSES
 
     @property
     def prepares(self) -> bool:
-        """True if the first half prepares the samples, so that no launch does. Its blocks would need to wait for each
-        other where targets are concatenated, or several share a direction of a sample.
+        """True if the first half prepares the samples, so that no separate launch does.
+
+        If targets were concatenated, or several blocks shared a direction of a sample, its blocks would have to wait
+        for each other.
         """
         return self.bands == 1 and not self.static.concatenated and not (self.splits and not self.in_parts)
 
     def _reading_blocks(self, threads: int, part: int) -> int:
-        """Blocks that find the log-sum-exps of so many parts of all frames (``read_frames``)."""
+        """Returns the number of blocks that compute log-sum-exps of ``part`` parts of all frames (``read_frames``)."""
         vectors = self.sizes.classes * ITEMSIZE[self.input.dtype] // 16
         lanes = next((x for x in (32, 16, 8, 4, 2) if vectors >= 4 * x), 1)
         runs = -(-self.sizes.frames * lanes // WARP)
@@ -331,32 +341,32 @@ class SequencePlan(CompositePlan):
 
     @property
     def gradient_shared(self) -> int:
-        """Bytes of dynamic shared memory of a block that writes gradients (``ShortFrames``, ``write_long_frames``)."""
+        """Bytes of dynamic shared memory per block that writes gradients (``ShortFrames``, ``write_long_frames``)."""
         if not self.many:
             return SHORT_BYTES
-        # Windows take whole vectors, and one more.
+        # Windows need memory for whole vectors, and for one more.
         window = (-(-self.sizes.classes // self.windows) + 7) // 8 * 8
         return (window + 8) * ITEMSIZE[self.compute] + window * ITEMSIZE[self.input.dtype] * self.in_parts
 
     @property
     def in_parts(self) -> bool:
-        """True if the kernel of the gradient finds log-sum-exps of frames of many classes, for which it has room."""
+        """True if the gradient's kernel computes log-sum-exps: of frames of many classes that fit in shared memory."""
         count, stored = self.sizes.classes, ITEMSIZE[self.input.dtype]
         fits = count >= FRAME_LEAST and count * (ITEMSIZE[self.compute] + stored) <= FRAME_BYTES
         return self.splits and self.many and fits
 
     @property
     def many(self) -> bool:
-        """True if frames have more classes, or samples more positions, than a ``ShortFrames`` has room for."""
+        """True if frames have more classes, or samples more positions, than fit in ``ShortFrames``."""
         return self.sizes.classes > SHORT_CLASSES or 2 * self.most * ITEMSIZE[self.compute] > SHORT_ROW
 
     @property
     def windows(self) -> int:
-        """Parts of a frame of many classes that a block takes (``windows_of``)."""
+        """Number of windows in which a frame of many classes is written (``windows_of``)."""
         return -(-self.sizes.classes * ITEMSIZE[self.compute] // WINDOW_BYTES)
 
     def gradient_frames(self, dtype: str) -> int:
-        """Frames of a block that writes gradients of this dtype."""
+        """Returns the number of frames per block that writes gradients of this dtype."""
         found = self.sizes
         resident = SequenceKernel(self.loss, "gradient", many=self.many, dtype=dtype).resident * self.machine.processors
         if self.many:
@@ -364,8 +374,8 @@ class SequencePlan(CompositePlan):
                 max(found.every * self.windows * found.frames // resident, 1),
                 FRAMES_IN_PARTS[ITEMSIZE[dtype]] if self.in_parts else MOST_FRAMES,
             )
-        # As many rounds of its warps, which take several frames each where classes are few (``write_short_frames``), as
-        # make waves of blocks short. To begin takes as long as a round.
+        # A block has the number of rounds for which all waves of blocks take the least time, if starting a block takes
+        # as long as a round. In each round, a warp processes several frames of few classes (``write_short_frames``).
         vectors = found.classes * ITEMSIZE[dtype] // 16
         lanes = 8 if vectors <= 16 else 16 if vectors <= 32 else WARP
         frames = min(AT_ONCE * WARP // lanes, SHORT_ROW // ITEMSIZE[self.compute] // (2 * self.most))
@@ -378,7 +388,7 @@ class SequencePlan(CompositePlan):
         return together * min(range(1, 33), key=time)
 
     def _given(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> list[int]:
-        """Addresses of the arrays beside the first operand, of the expected ``grad_output`` and of the status."""
+        """Returns addresses: arrays besides the first operand, the expected ``grad_output``, and the status."""
         given = "targets", "input_lengths", "target_lengths", "weight", "mask"
         return [*[device.address(arrays[self.at[x]]) if x in self.at else 0 for x in given], expected, status]
 
@@ -386,14 +396,14 @@ class SequencePlan(CompositePlan):
         return device.empty((self._layout[1] // 8,), (1,), "float64")
 
     def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
-        """The memory of a call, with its samples prepared."""
+        """Allocates the memory of a call, and prepares its samples."""
         memory = self._memory(device)
         given = self._given(device, arrays, expected, status)
         self._launch("prepare")(device.stream(), *given, device.address(memory))
         return memory
 
     def walk(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> tuple[Any, Any]:
-        """Both halves of the recursion: the memory of the call, and the lattice with the posteriors."""
+        """Launches both halves of the recursion. Returns the memory of the call and the lattice of posteriors."""
         given = self._given(device, arrays, expected, status) if self.prepares else []
         memory = self._memory(device) if self.prepares else self.prepared(device, arrays, expected, status)
         lattice, exponents = self._lattice(device), self._exponents(device)
@@ -404,7 +414,7 @@ class SequencePlan(CompositePlan):
         return memory, lattice
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
-        """The plan that counts the samples that the mask keeps."""
+        """Returns the plan that counts the samples that the mask keeps, the array that it reads, and a factor."""
         return self._counting, (self.at["mask"],), 1.0
 
     @cached_property
@@ -454,9 +464,11 @@ class SequencePlan(CompositePlan):
         expected: int = 0,
         value: int = 0,
     ) -> None:
-        """The gradient for a ``grad_output``, or for the expected one, from a call's memory and posteriors; and the
-        value. With ``expected`` it was written before, and is written only if that was for another one, which is
-        expected from now on.
+        """Writes the gradient from a call's memory and posteriors, and the value if that has an address.
+
+        Without ``grad_output``, the gradient is for the expected one. With ``expected``, the gradient was written
+        before, and is written again only if that was for another ``grad_output``. The true one is then expected from
+        now on.
         """
         at = [device.address(y) for y in (gradient, memory, lattice)]
         self._launch("gradient", finishes=value != 0, verifies=expected != 0)(

@@ -1,4 +1,4 @@
-"""Posteriors of the alignments of targets: definition, formula, plan and kernel of a function that is no loss.
+"""Posteriors of the alignments of targets, a function that is not a loss: definition, formula, plan and kernel.
 
 occ[t, n, c] = sum over alignments c_1 .. c_T with c_t = c of prod_t p(t, n, c_t) / the same over all alignments
 """
@@ -28,15 +28,15 @@ from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
 from cupylosses.reference_math import detached
 
-#: Blocks that a multiprocessor is to hold. Without a bound the compiler spills registers.
+#: Number of blocks that a multiprocessor is to hold. Without a bound the compiler spills registers.
 RESIDENT = 5
-#: Things that a posterior may be of.
+#: Values of the option `of`.
 OF = ("classes", "positions")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PosteriorFunction(SequenceFunction):
-    """A function whose results are posteriors."""
+    """Definition of a function whose results are posteriors."""
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
@@ -68,7 +68,7 @@ class PosteriorFunction(SequenceFunction):
 
 
 class PosteriorEngine(SequenceFunctionEngine):
-    """Posteriors of the alignments of targets to frames."""
+    """Engine of posteriors of the alignments of targets to frames."""
 
     name = "posteriors"
     Definition: ClassVar[Any] = PosteriorFunction
@@ -115,12 +115,12 @@ class PosteriorEngine(SequenceFunctionEngine):
 
 
 def result_shape(static: Static, first: tuple[Any, ...], labels: Any) -> tuple[Any, ...]:
-    """The shape of the posteriors, from that of the first operand."""
+    """Returns the shape of the posteriors, from that of the first operand."""
     return (*first[:-1], labels + 1) if static.by_position else first
 
 
 def _posteriors(xp: Any, samples: sequence_reference.Samples, static: Static, room: int) -> Any:
-    """Posteriors of shape (T, N, C), or (T, N, room + 1): alpha and beta, whose sum is that of a path's logarithms."""
+    """Returns posteriors of shape (T, N, C), or (T, N, room + 1), by the forward-backward recursion in logarithms."""
     x, inside, lengths = samples.x, samples.inside, samples.lengths
     states, skips = sequence_reference.states_of(xp, samples.labels, lengths, static.blank)
     s, last = xp.cumulative_sum(xp.ones_like(states), axis=1) - 1, 2 * lengths[:, None]
@@ -130,12 +130,12 @@ def _posteriors(xp: Any, samples: sequence_reference.Samples, static: Static, ro
     nothing = xp.zeros_like(states, dtype=x.dtype) - inf
 
     def moved(a: Any, by: int) -> Any:
-        """The states ``by`` places before, or behind if that is negative."""
+        """Returns for each state the entry ``by`` places before it, or after it if ``by`` is negative."""
         outside = s < by if by > 0 else s >= s.shape[1] + by
         return xp.where(outside, nothing, xp.roll(a, by, axis=1))
 
     def with_emission(sums: Any, emission: Any) -> Any:
-        # A class that cannot be emitted ends a path, even one that is NaN.
+        # A class with log-probability -inf ends a path, even one whose sum is NaN.
         return xp.where((sums == -inf) | (emission == -inf), nothing, sums + emission)
 
     emissions = [xp.take_along_axis(x[t, ...], states, axis=1) for t in range(x.shape[0])]
@@ -184,14 +184,15 @@ def _device(x: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PosteriorKernel(Kernel):
-    """A compiled module of this function, for the lattice that the recursion of losses has left. ``dtype`` is that of
-    the arithmetic and of the result.
+    """The kernel of this function, which reads the lattice that the recursion of the losses has left.
+
+    ``dtype`` is that of the arithmetic and of the result.
     """
 
     loss: Definition
     dtype: str
     by_position: bool
-    #: True if they are of many classes or labels.
+    #: True for posteriors of many classes or labels.
     many: bool = False
 
     kind = "posteriors"
@@ -203,12 +204,12 @@ class PosteriorKernel(Kernel):
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         return f"{self.loss.name}_{STORAGE[self.dtype][1]}_of_{OF[self.by_position]}{'_many' * self.many}"
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the kernel function."""
         return self.title
 
     @property
@@ -221,7 +222,7 @@ class PosteriorKernel(Kernel):
         if self.by_position:
             call = "write_positions(shape, out, at.samples, lattice, at.broken, blockIdx.x);"
         else:
-            # The gradient of a loss for -1.
+            # Posteriors of classes are the negated gradient of the loss.
             nothing = f"static_cast<const {compute}*>(nullptr)"
             call = (
                 f"write_gradient<kPlain, {str(self.many).lower()}, false>(shape, {nothing}, out, at.samples, "
@@ -236,7 +237,7 @@ class PosteriorKernel(Kernel):
 
 
 class PosteriorPlan(SequencePlan):
-    """The recursion of the loss, and a launch that reads what it leaves."""
+    """The launches of the recursion of the loss, and one that reads its lattice."""
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
@@ -245,7 +246,7 @@ class PosteriorPlan(SequencePlan):
         self.result = wide_dtype(promoted)
         spec = contiguous(self.result, result_shape(call.static, tensors[0].shape, self.sizes.labels))
         self.shape, self.strides, self.written = spec.shape, spec.strides, spec
-        # Derivatives are the formula's.
+        # The reference formula computes derivatives.
         self.differentiable = self.speculative = self.nothing
         self._write: Any = None
 

@@ -1,9 +1,10 @@
-"""The reference formula, through the array API: the path of CPU arrays, and of derivatives that no kernel has.
+"""Reference formula in the array API, for CPU arrays and for derivatives without a kernel.
 
     alpha[s] <- log p[t, state s] + log sum of alpha[s], alpha[s - 1] and, between different labels, alpha[s - 2]
 
-over states s = 0 .. 2 S: blanks at even s, labels at odd s. All is float64, rounded once. Derivatives are those of the
-array library. A state that no path reaches stays at -inf, whatever the class's log-probability is.
+over states s = 0 .. 2 S: blanks at even s, labels at odd s. Everything is computed in float64 and rounded once.
+Derivatives come from the array library. A state that no path reaches stays at -inf, whatever the log-probability of
+its class.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from cupylosses.engines.sequence import checks as sequence_checks
 from cupylosses.engines.sequence.call import Sizes, Static, arrays_by_name, constant_divisor, sizes_of
 from cupylosses.reference_math import detached, divide, float64_scalar, with_derivative_of
 
-#: Log-probabilities beyond this count as infinite, in formulas and in kernels.
+#: Log-probabilities of a larger magnitude count as infinite, in formulas and in kernels.
 LARGEST = 2.0**26
 
 
 def evaluate(call: Call, promoted: str, readable: bool) -> Any:
-    """The loss of a call. Labels and lengths are checked if they are ``readable`` and the call asks for it."""
+    """Returns the loss of a call. Checks labels and lengths if they are ``readable`` and the call asks for it."""
     static, xp = call.static, interop.namespace(call.arrays[0])
     values, divides = sample_values(xp, call, readable and static.check != "off")
     if static.reduction != "none":
@@ -33,7 +34,7 @@ def evaluate(call: Call, promoted: str, readable: bool) -> Any:
 
 
 def divisor(xp: Any, call: Call) -> Any:
-    """The divisor of the sum over samples: a number, or an array without dimensions."""
+    """Returns the divisor of the sum over samples: a number, or an array without dimensions."""
     given = arrays_by_name(call)
     if call.normalizer is not None:
         return call.normalizer
@@ -44,7 +45,7 @@ def divisor(xp: Any, call: Call) -> Any:
 
 
 def label_counts(xp: Any, call: Call) -> Any:
-    """The number of labels that `mean` divides the loss of each sample by, at least 1, in the shape of the values."""
+    """Returns the label counts, at least 1, that `mean` divides losses of samples by, in the shape of the values."""
     found, given = sizes_of(call), arrays_by_name(call)
     if "target_lengths" not in given:
         return max(found.labels, 1)
@@ -55,11 +56,12 @@ def label_counts(xp: Any, call: Call) -> Any:
 class Samples(NamedTuple):
     """The samples of a call as formulas read them.
 
-    ``x`` is the first operand in float64, frames first, 0 in frames that are not read; ``inside`` tells which are.
-    ``labels`` has a row per sample, the blank behind its end; ``ends`` and ``lengths`` are the numbers of frames and of
-    labels, 0 for samples that are not read. ``used`` leaves out those without weight or behind the mask, ``bad`` are
-    those of which a label is no class or a length out of range, ``too_long`` those with more labels than frames.
-    ``factor`` is the weight or None, ``divides`` the number of labels that a mean divides by, at least 1.
+    ``x`` is the first operand in float64, frames first, 0 in frames that are not read. ``inside`` is True for frames
+    that are read. ``labels`` has a row per sample, with blanks past the end. ``ends`` and ``lengths`` are the numbers
+    of frames and of labels, 0 for samples that are not read. ``used`` is False for masked samples and for those of
+    weight 0. ``bad`` is True for samples with an invalid label or a length out of range. ``too_long`` is True for
+    concatenated targets with more labels than there are frames. ``factor`` is the weight or None. ``divides`` is the
+    number of labels that a mean divides by, at least 1.
     """
 
     x: Any
@@ -75,7 +77,7 @@ class Samples(NamedTuple):
 
 
 def samples(xp: Any, call: Call, report: bool) -> Samples:
-    """The samples of a call; with ``report`` those with labels or lengths out of range raise."""
+    """Returns the samples of a call. With ``report``, raises for labels or lengths that are out of range."""
     loss, static = call.loss, call.static
     found, given = sizes_of(call), arrays_by_name(call)
     x = _frames_first(xp, static, found, given[loss.operands[0].name])
@@ -109,7 +111,7 @@ def samples(xp: Any, call: Call, report: bool) -> Samples:
     bad = out | xp.any(wrong, axis=1)
     use = used & ~bad
     zero = xp.zeros_like(target_lengths)
-    # Labels beyond the frames are those of a target that has no alignment.
+    # Concatenated targets are cut off at the number of frames. A longer one has no alignment.
     too_long = use & (target_lengths > labels.shape[1])
     ends = xp.where(use, input_lengths, zero)
     lengths = xp.where(use & ~too_long, target_lengths, zero)
@@ -122,10 +124,10 @@ def samples(xp: Any, call: Call, report: bool) -> Samples:
 
 
 def sample_values(xp: Any, call: Call, report: bool) -> tuple[Any, Any]:
-    """The loss of each sample in float64, weighted, in the shape of the values; and its number of labels, at least 1.
+    """Returns the weighted float64 loss of each sample, and its number of labels, at least 1, in the values' shape.
 
-    Samples of which a label is no class, or a length is out of range, are NaN with a gradient of 0; with ``report``
-    they raise.
+    The loss of samples with an invalid label, or with a length out of range, is NaN with a gradient of 0. With
+    ``report`` they raise.
     """
     loss: Any = call.loss
     static, found, s = call.static, sizes_of(call), samples(xp, call, report)
@@ -149,14 +151,14 @@ def _losses(
     inside: Any,
     too_long: Any,
 ) -> Any:
-    """The loss of each sample whose frames, labels and lengths are in order."""
+    """Returns the loss of each sample. Precondition: labels and lengths are valid."""
     low, high = x < -LARGEST, x > LARGEST
     given, x = x, xp.where(low, xp.full_like(x, -inf), xp.where(high, xp.full_like(x, float("nan")), x))
     log_z = _log_alignments(xp, x, labels, ends, lengths, inside, static.blank)
     impossible = too_long | (log_z == -inf)
     values = xp.where(impossible, xp.zeros_like(log_z), -log_z)
     if logits:
-        # Rows behind the end have zeros, whose log-sum-exp is left out.
+        # Rows past the end are zeros, whose log-sum-exp is left out.
         rows = log_sum(xp, xp.permute_dims(x, (2, 0, 1)))
         rows = xp.where(inside, rows, xp.zeros_like(rows))
         broken = xp.any(xp.isnan(rows), axis=0)
@@ -184,7 +186,7 @@ def _finite(xp: Any, x: Any) -> Any:
 
 
 def _log_alignments(xp: Any, x: Any, labels: Any, ends: Any, lengths: Any, inside: Any, blank: int) -> Any:
-    """The logarithm of the sum over the alignments of each sample."""
+    """Returns the logarithm of the sum over the alignments of each sample."""
     states, skips = states_of(xp, labels, lengths, blank)
     s, last = xp.arange(states.shape[1], **_like(xp, labels))[None, :], 2 * lengths[:, None]
     nothing = xp.zeros(states.shape, dtype=x.dtype, **_device(xp, x)) - inf
@@ -197,7 +199,7 @@ def _log_alignments(xp: Any, x: Any, labels: Any, ends: Any, lengths: Any, insid
         terms = [alpha, before(alpha, 1), xp.where(skips, before(alpha, 2), nothing)]
         reached = log_sum(xp, xp.stack(terms))
         emission = xp.take_along_axis(x[t, ...], states, axis=1)
-        # A class that cannot be emitted ends a path, even one that is NaN.
+        # A class with log-probability -inf ends a path, even one whose sum is NaN.
         ended = (reached == -inf) | (emission == -inf)
         alpha = xp.where(inside[t, ...][:, None], xp.where(ended, nothing, reached + emission), alpha)
     final = (s == last) | ((s == last - 1) & (last > 0))
@@ -205,7 +207,7 @@ def _log_alignments(xp: Any, x: Any, labels: Any, ends: Any, lengths: Any, insid
 
 
 def states_of(xp: Any, labels: Any, lengths: Any, blank: int) -> tuple[Any, Any]:
-    """The class of each state of each sample, and True where a path may come from the label before the last blank."""
+    """Returns the class of each state, and True for states that a path may enter from two states before."""
     s = xp.arange(2 * labels.shape[1] + 1, **_like(xp, labels))[None, :]
     last = 2 * lengths[:, None]
     padded = xp.concat([labels, xp.full_like(last, blank)], axis=1)
@@ -215,7 +217,7 @@ def states_of(xp: Any, labels: Any, lengths: Any, blank: int) -> tuple[Any, Any]
 
 
 def log_sum(xp: Any, terms: Any) -> Any:
-    """The logarithm of the sum of exponentials along the first axis; -inf of nothing but -inf, with a gradient of 0."""
+    """Returns the log-sum-exp along the first axis: -inf, with a gradient of 0, if all terms are -inf."""
     largest = detached(xp.max(terms, axis=0))
     none = largest == -inf
     base = xp.where(none, xp.zeros_like(largest), largest)
@@ -224,7 +226,7 @@ def log_sum(xp: Any, terms: Any) -> Any:
 
 
 def _frames_first(xp: Any, static: Static, found: Sizes, x: Any) -> Any:
-    """The first operand in float64 as (T, samples of all batches, C)."""
+    """Returns the first operand in float64 as (T, samples of all batches, C)."""
     x = xp.astype(x, xp.float64, copy=False)
     at = static.batches + int(static.batched and static.batch_first)
     x = xp.permute_dims(x, (at, *[d for d in range(x.ndim) if d != at]))
@@ -232,8 +234,9 @@ def _frames_first(xp: Any, static: Static, found: Sizes, x: Any) -> Any:
 
 
 def _padded(xp: Any, static: Static, found: Sizes, targets: Any, lengths: Any) -> Any:
-    """The targets as int64 of shape (samples, labels). Those one after another are padded to as many as there are
-    frames: a longer target has no alignment.
+    """Returns the targets as int64 of shape (samples, labels).
+
+    Concatenated targets are padded or cut off to at most the number of frames: a longer target has no alignment.
     """
     targets = xp.astype(targets, xp.int64)
     if not static.concatenated:
@@ -261,7 +264,7 @@ def _report(
     wrong: Any,
     labels: Any,
 ) -> None:
-    """Raises for the first length out of range, or label that is no class."""
+    """Raises for the first length that is out of range, or else for the first invalid label."""
     loss: Any = call.loss
     if bool(xp.any(out)):
         n = int(xp.argmax(xp.astype(out, xp.int64)))

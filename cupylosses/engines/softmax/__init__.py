@@ -1,4 +1,4 @@
-"""The softmax engine: losses of rows of logits, against class indices or dense targets."""
+"""The softmax engine: losses of rows of logits, with class indices or dense targets."""
 
 from cupylosses.engines.softmax.engine import SOFTMAX
 

@@ -1,4 +1,4 @@
-"""What calls of softmax losses have besides arrays and numbers, and what they return."""
+"""Static settings of a softmax loss's call, its results, and its arrays by name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from cupylosses.engines.softmax.definition import SoftmaxLoss
 
 
 class RowResult(NamedTuple):
-    """The result of a loss that was asked for more than the loss; None for what was not asked for.
+    """Result of a call with auxiliary outputs; None for those that the call does not request.
 
-    ``lse`` is the log-sum-exp of each row's logits, 0 for rows that are ignored or masked, outside of the graph.
-    ``accuracy`` is the share of the rows that count in which no logit is larger than the label's.
+    ``lse`` is the log-sum-exp of each row's logits, 0 for ignored or masked rows; it is outside of the graph.
+    ``accuracy`` is the share of rows in which no logit is larger than the label's; ignored and masked rows do not
+    count.
     """
 
     loss: Any
@@ -22,21 +23,22 @@ class RowResult(NamedTuple):
 
 
 class Static(NamedTuple):
-    """The settings that plans of softmax losses specialise on.
+    """Settings of a call that plans of softmax losses specialise on.
 
     Attributes:
-        kind: What the target holds, one of :data:`.definition.TARGETS`.
-        weighted, masked: True if class weights, a mask are among the arrays.
-        class_dim: The dimension of the classes, counted from 0.
-        ignore_index: The label of rows that do not count.
-        reduction, out_dtype, flags: As the call has them; flags by the positions of their choices.
-        smoothed, capped: True if labels are smoothed, if logits are capped: kernels are compiled for it.
-        plain: True if all parameters are 0 that the plain expression leaves out.
-        lse, accuracy: True if these are returned too.
-        inplace: True if backward may write the gradient over the first operand.
-        check: When a label that is no class raises, one of :data:`.definition.CHECKS`.
-        normalized: True if a normalizer is given, which replaces whatever else a mean divides by.
-        has_tangent: Of the two operands, those that have a tangent: the call is a derivative along these.
+        kind: Kind of the target, one of :data:`.definition.TARGETS`.
+        weighted, masked: True if class weights, or a mask, are among the arrays.
+        class_dim: Dimension of the classes, counted from 0.
+        ignore_index: Label of ignored rows.
+        reduction, out_dtype, flags: Arguments of the call; flags as positions of their choices.
+        smoothed, capped: True if labels are smoothed, or logits capped. Kernels are compiled for it.
+        plain: True if all parameters that the plain expression leaves out are 0.
+        lse, accuracy: True if the call also returns them.
+        inplace: True if backward may overwrite the first operand with its gradient.
+        check: Moment at which a label out of range raises, one of :data:`.definition.CHECKS`.
+        normalized: True if the call has a normalizer, which replaces the divisor of a mean.
+        has_tangent: One entry per operand, True if it has a tangent: the call is a derivative along these. Empty
+            otherwise.
     """
 
     kind: str
@@ -59,7 +61,7 @@ class Static(NamedTuple):
 
 
 class Rows:
-    """A call of a softmax loss with its arrays by name: how checks and formulas see it."""
+    """Arrays of a softmax loss's call by name, as checks and formulas use them."""
 
     def __init__(self, call: Call) -> None:
         loss, static = call.loss, call.static
@@ -78,32 +80,32 @@ class Rows:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Parameters and flags by name, as formulas take them."""
+        """Parameters and flags by name, as arguments of formulas."""
         return self.loss.bind(self.parameters, self.static.flags)
 
     @property
     def names(self) -> list[str]:
-        """The names of the arrays."""
+        """Names of the arrays."""
         found = [x.name for x in self.loss.operands]
         found += [str(self.loss.weights)] if self.static.weighted else []
         return found + ["mask"] if self.static.masked else found
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """The arrays by name."""
+        """Arrays by name."""
         return dict(
             zip(self.names, [x for x in (*self.operands, self.weight, self.mask) if x is not None], strict=True)
         )
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the rows: that of the first operand without its class dimension."""
+        """Shape of the rows: that of the first operand without its class dimension."""
         shape = tuple(self.operands[0].shape)
         return shape[: self.class_dim] + shape[self.class_dim + 1 :]
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return int(self.operands[0].shape[self.class_dim])
 
     @property
@@ -113,12 +115,12 @@ class Rows:
 
     @property
     def divisor(self) -> float | None:
-        """The divisor of the sum of the rows; None if it depends on labels, weights or mask."""
+        """Divisor of the sum over rows; None if it depends on labels, weights or mask."""
         return constant_divisor(self.static, self.shape)
 
 
 def constant_divisor(static: Static, rows: tuple[int, ...]) -> float | None:
-    """The divisor of the sum of rows of this shape; None if it depends on labels, weights or mask."""
+    """Divisor of the sum over rows of this shape; None if it depends on labels, weights or mask."""
     if static.reduction in ("none", "sum") or static.normalized:
         return 1.0
     if static.reduction == "batchmean":

@@ -1,6 +1,6 @@
-"""The checks of what losses of rows take besides, with their messages, in the manner of :mod:`cupylosses.checks`.
+"""Argument checks that only losses of rows need, with their messages, in the style of :mod:`cupylosses.checks`.
 
-``IndexError`` for labels that are no class, which only reading them finds.
+Labels out of range raise ``IndexError``; only reading the labels finds them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cupylosses.engines.softmax.definition import CHECKS, IGNORED, SoftmaxLoss
 
 
 def kind(loss: SoftmaxLoss, target: Any) -> str:
-    """What a target is. Where it may be indices or something else its dtype decides, never its shape."""
+    """Returns the kind of a target. If the loss has several, the dtype decides, never the shape."""
     if len(loss.targets) == 1:
         return loss.targets[0]
     return str(loss.dense) if dtype_name(target) in FLOATING else "indices"
 
 
 def class_dimension(loss: SoftmaxLoss, value: Any, shape: Sequence[int]) -> int:
-    """The class dimension counted from 0; by default that of the loss."""
+    """Returns the class dimension counted from 0; None stands for torch's default: 1, or 0 for a single row."""
     rank, name = len(shape), loss.operands[0].name
     if rank == 0:
         raise ValueError(
@@ -44,7 +44,7 @@ def class_dimension(loss: SoftmaxLoss, value: Any, shape: Sequence[int]) -> int:
 
 
 def scale(loss: SoftmaxLoss, name: str, value: Any) -> float:
-    """What multiplies or divides logits: finite and above 0."""
+    """Checks a factor or divisor of the logits: finite and above 0."""
     value = checks.parameter(loss, Parameter(name, 1.0, "", minimum=0.0, exclusive=True), value)
     if value == inf:
         raise ValueError(f"{loss.name}: `{name}` must be finite, got inf.")
@@ -52,12 +52,12 @@ def scale(loss: SoftmaxLoss, name: str, value: Any) -> float:
 
 
 def softcap(loss: SoftmaxLoss, value: Any) -> float:
-    """What logits are kept below; 0 for None."""
+    """Checks the bound of capped logits; returns 0 for None."""
     return 0.0 if value is None else scale(loss, "softcap", value)
 
 
 def ignore_index(loss: SoftmaxLoss, value: Any, given: str) -> int:
-    """The label that does not count. A target per class has none."""
+    """Checks the label of ignored rows. Dense targets have none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{loss.name}: `ignore_index` must be an integer, got {value!r}.")
     if not -(2**63) <= int(value) < 2**63:
@@ -71,7 +71,7 @@ def ignore_index(loss: SoftmaxLoss, value: Any, given: str) -> int:
 
 
 def without_probabilities(loss: SoftmaxLoss, given: str, parameters: Sequence[float], accuracy: bool) -> None:
-    """What only class indices have must not be asked for with a target per class."""
+    """Raises if dense targets are combined with an argument that only class indices support."""
     if given == "indices":
         return
     for spec, value in zip(loss.parameters, parameters, strict=True):
@@ -87,14 +87,14 @@ def without_probabilities(loss: SoftmaxLoss, given: str, parameters: Sequence[fl
 
 
 def switch(loss: SoftmaxLoss, name: str, value: Any) -> bool:
-    """A bool."""
+    """Checks that an argument is a bool, and returns it."""
     if value is not True and value is not False:
         raise TypeError(f"{loss.name}: `{name}` must be True or False, got {value!r}.")
     return value
 
 
 def check_of_targets(loss: SoftmaxLoss, value: Any) -> str:
-    """When a label that is no class raises."""
+    """Checks the moment at which a label out of range raises."""
     if value not in CHECKS:
         expected = ", ".join(map(repr, CHECKS))
         raise ValueError(f"{loss.name}: `check_targets` must be one of {expected}, got {value!r}.")
@@ -102,7 +102,7 @@ def check_of_targets(loss: SoftmaxLoss, value: Any) -> str:
 
 
 def dtypes(call: Rows) -> None:
-    """Each array's dtype must be one that is read."""
+    """Raises if an array has an unsupported dtype."""
     loss = call.loss
     for name, x in call.arrays.items():
         given = dtype_name(x)
@@ -129,7 +129,11 @@ def dtypes(call: Rows) -> None:
 
 
 def shapes(call: Rows) -> None:
-    """The target must have the rows of the logits, class weights one number per class, and a mask broadcast."""
+    """Raises if shapes do not match.
+
+    The target must have the rows of the logits, class weights must have one number per class, and a mask must broadcast
+    to the rows.
+    """
     loss, rows, classes = call.loss, call.shape, call.classes
     first, second = (x.name for x in loss.operands)
     shape, given = (tuple(x.shape) for x in call.operands)
@@ -175,22 +179,26 @@ def _broadcasts(shape: tuple[int, ...], rows: tuple[int, ...]) -> bool:
 
 
 def without_gradients(call: Rows) -> None:
-    """Class weights are constants for class indices, as in torch; for a target per class the formula has a gradient."""
+    """Raises if class weights require a gradient with class indices.
+
+    As in torch, they are constants there. With dense targets, the formula has a gradient with respect to them.
+    """
     if call.kind == "indices" and getattr(call.weight, "requires_grad", False):
         name = call.loss.weights
         raise ValueError(f"{call.loss.name}: `{name}` has no gradient, but requires one; pass `{name}.detach()`.")
 
 
 def arrays(call: Rows) -> None:
-    """Every check of dtypes and shapes."""
+    """Runs all checks of dtypes and shapes."""
     dtypes(call)
     shapes(call)
     without_gradients(call)
 
 
 def bad_label(loss: Definition, position: Sequence[int], value: int, classes: int, alike: bool) -> IndexError:
-    """The error for a label that is no class, nor the ignored one; ``alike`` where all of these are the same. Labels
-    are the last operand.
+    """Returns the error for a label that is neither a class nor the ignored one.
+
+    ``alike`` is True if all such labels are equal. Labels are the last operand.
     """
     where = f"[{', '.join(map(str, position))}]" if position else ""
     hint = f"; did you mean ignore_index={value}?" if alike else "."

@@ -1,8 +1,8 @@
-"""From the definition of a softmax loss to CUDA source: the glue of ``kernels/softmax/``.
+"""Translation of a softmax loss's definition to CUDA source: the glue of ``kernels/softmax/``.
 
-Class indices and dense targets differ in the functors of the loss, in the program (what a row is, and how its gradient
-follows), in the readers that move rows, and in launch bounds. :class:`_Indices` and :class:`_Dense` say these four
-things; entry points and arguments are common.
+Class indices and dense targets differ in the functors of the loss, in the program (row data and gradient formulas), in
+the readers that move rows, and in launch bounds. :class:`_Indices` and :class:`_Dense` provide these four; entry points
+and arguments are common.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from cupylosses.jit.gpu import MAX_THREADS, WARP
 from cupylosses.jit.kernel import Kernel
 from cupylosses.jit.sources import FUNCTOR, nested
 
-#: The file of ``kernels/softmax/`` that moves rows of class indices, by layout.
+#: File of ``kernels/softmax/`` that moves rows with class indices, by layout.
 FILES = {
     "subwarp": "resident_rows",
     "block": "resident_rows",
@@ -80,7 +80,7 @@ FILES = {
     "label_only_rows": "label_only_rows",
     "label_only_columns": "label_only_rows",
 }
-#: The file that moves rows with dense targets.
+#: File that moves rows with dense targets, by layout.
 DENSE_FILES = {
     "subwarp": "resident_dense_rows",
     "block": "resident_dense_rows",
@@ -91,12 +91,12 @@ DENSE_FILES = {
     "thread_per_row_two_pass": "dense_thread_per_row",
 }
 
-#: Layouts of log-probabilities of which a lane takes some rows.
+#: Layouts of log-probabilities in which a lane processes several rows.
 LANES_OF_LABELS = ("label_only_sparse", "label_only_rows", "label_only_columns")
-#: Layouts of second derivatives whose rows lie in shared memory.
+#: Layouts of second derivatives whose rows are staged in shared memory.
 STAGED_SECOND = ("staged_thread_per_row", "staged_packed_rows")
 
-#: Entry points: what each computes. The keys are the kinds of :class:`SoftmaxKernel`.
+#: Entry points, with a description of each. The keys are the kinds of :class:`SoftmaxKernel`.
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
@@ -108,28 +108,39 @@ KINDS = {
     "hvp": "the derivatives along tangents of a value per row, and of the gradients",
 }
 
-#: The kinds that have auxiliary outputs.
+#: Kinds with auxiliary outputs.
 _FORWARD = ("value", "value_and_gradient", "unreduced")
 
 
 @dataclass(frozen=True)
 class SoftmaxKernel(Kernel):
-    """A compiled module of the softmax engine. Equal ones have equal source.
+    """A compiled module of the softmax engine. Equal instances have equal source.
 
-    ``indices`` tells class indices from dense targets. ``layout`` names the mapping of threads to rows, as in
-    :mod:`cupylosses.engines.softmax.layout`, or "streamed". A row takes a ``cluster`` of blocks; ``prefetch`` brings
-    the next row into L2; ``shifted`` logits lie otherwise than their gradients, ``gathered`` ones with gaps; those that
-    warps copy together with small gaps have classes ``step`` elements apart, and are ``padded`` in shared memory. The
-    divisor of the sum is an argument, or lies on the device (``counted``), or is the number of rows that count, which
-    the kernel finds itself (``self_counting``), or while it evaluates them (``tallies``). ``weight`` and ``mask`` are
-    dtypes, or "" if the kernel reads none. ``gradients`` and ``has_tangent`` have an entry per operand: its gradient is
-    written, it has a tangent; second derivatives leave the value out unless ``valued``. ``in_place`` is the dtype of
-    gradients that are written over the logits, or "". ``warps`` share a tile of columns, or are those of a block in
-    which ``lanes`` share a row without gradients; a thread takes rows of ``per_thread`` classes where these are a
-    constant, and so many vectors of tiles of gradients. Rows may have single elements at their ends, of which a thread
-    takes up to ``edges``. Of second derivatives in registers ``lanes`` share a row, which may have fewer vectors than
-    all lanes take, ``partial``; of rows that blocks share by their classes so many ``lanes`` read a class, and a thread
-    has ``per_thread`` vectors on their way.
+    Attributes:
+        indices: True for class indices, False for dense targets.
+        layout: Mapping of threads to rows, as in :mod:`cupylosses.engines.softmax.layout`, or "streamed" or
+            "pipelined".
+        weight, mask: Dtypes, or "" if the kernel reads none.
+        gradients, has_tangent: One entry per operand: True if its gradient is written, or if it has a tangent.
+        valued: False if a kernel of second derivatives does not compute the value.
+        counted: True if the divisor of the sum is on the device; otherwise it is an argument, unless one of the next
+            two is set.
+        self_counting: True if the kernel counts active rows itself, before it evaluates them.
+        tallies: True if the kernel counts active rows while it evaluates them.
+        cluster: Number of blocks of a cluster that share a row.
+        prefetch: True if the next row is prefetched into L2.
+        shifted, gathered: True if logits are aligned differently from their gradients, or gathered because their
+            classes are strided; for interleaved rows as in `RowLayout`.
+        in_place: Dtype of gradients that overwrite the logits, or "".
+        per_thread: Classes per thread, or vectors of a row, if their number is a compile-time constant; or vectors, or
+            rows, of a tile of log-probabilities per lane; or vectors that a thread has in flight, in slices.
+        warps: Warps that share a tile of columns, or warps of a block of pipelined rows.
+        lanes: Lanes that share a row in pipelined rows and in second derivatives in registers; threads that read a
+            class, in slices.
+        edges: Maximum number of edge elements of a row per thread.
+        partial: True if a row has fewer vectors than all its lanes can hold, in second derivatives in registers.
+        step: Class stride, in elements, of logits that warps copy together with small gaps; 0 otherwise.
+        padded: True if such rows are padded in shared memory.
     """
 
     loss: SoftmaxLoss
@@ -173,12 +184,12 @@ class SoftmaxKernel(Kernel):
 
     @property
     def storage(self) -> tuple[str, ...]:
-        """The dtypes of the operands, for error messages."""
+        """Dtypes of the operands, for error messages."""
         return (self.input, self.target)
 
     @property
     def title(self) -> str:
-        """The kernel in words, for error messages and file names."""
+        """Description of the kernel, for error messages and file names."""
         names = (self.input, self.target, self.weight, self.mask)
         dtypes = "-".join([STORAGE[x][1] if x else "none" for x in names])
         result, layout = STORAGE[self.result][1], self.layout.replace(" ", "-")
@@ -213,15 +224,15 @@ class SoftmaxKernel(Kernel):
 
     @property
     def number(self) -> str:
-        """The type of the arithmetic: for second derivatives, numbers that carry a derivative."""
+        """Type of the arithmetic. For second derivatives it is a number with a tangent."""
         return f"NestedDual<{STORAGE[self.compute][0]}>" if self.kind == "hvp" else STORAGE[self.compute][0]
 
     def grid(self, planned: int, at_once: Callable[[], int]) -> int:
-        """No more blocks than run at once, of kernels whose warps or blocks claim chunks of rows: a block that waits
-        for its turn begins when nothing is left to claim but its own chunks.
+        """Limits the grid to the blocks that run at once, for kernels whose warps or blocks claim chunks of rows.
 
-        Rows that a lane takes from columns gain by such blocks (measured), and so do those that it takes whole without
-        adding up losses, and second derivatives of divergences. Clusters are planned by what fits.
+        A block that waits for its turn would start when only its own chunks are left to claim. Some kernels gain by
+        such blocks (measured): rows that a lane reads from columns, rows that a lane processes alone without adding up
+        losses, and second derivatives of divergences. Clusters are planned by the number that fits.
         """
         gains_by_waiting = self.layout == "columns" or (
             self.layout == "packed_rows" and self.kind in ("gradient", "hvp")
@@ -232,7 +243,7 @@ class SoftmaxKernel(Kernel):
 
     @property
     def entry(self) -> str:
-        """The name of the kernel."""
+        """Name of the entry point."""
         dense = "" if self.indices else "dense_"
         return f"{self.loss.name}_{dense}{self.kind}_{STORAGE[self.input][1]}"
 
@@ -272,14 +283,14 @@ class SoftmaxKernel(Kernel):
 
     @property
     def paired(self) -> bool:
-        """True if the interleaved rows of a thread are pairs of neighbours."""
+        """True if each thread processes interleaved rows as pairs of neighbours."""
         return self.layout == "interleaved_rows" and ITEMSIZE[self.input] == 2
 
     @property
     def narrow(self) -> bool:
         names = (self.input, self.result) if self.indices else (self.input, self.target, self.result)
         if self.layout == "register_rows":
-            # The derivative along the tangents is a double, but no more exact than these.
+            # The derivative along the tangents is a double, but no more accurate than the operands.
             names = (self.input, self.target)
         return all(ITEMSIZE[x] == 2 for x in names) and self.compute == "float32"
 
@@ -337,7 +348,7 @@ class SoftmaxKernel(Kernel):
         return [*arrays, *gradients, *auxiliary, *own, *scalars, *divisor]
 
     def given(self, name: str) -> str:
-        """An argument of the entry point, or a null pointer where it has none of this name."""
+        """Returns the name of an argument of the entry point, or ``nullptr`` if there is none of this name."""
         return name if any(x.endswith(f" {name}") for x in self.arguments) else "nullptr"
 
     def glue(self) -> str:
@@ -365,7 +376,7 @@ _CALLS = {
 }
 
 
-#: Lines that find the divisor, or its reciprocal, in a kernel that counts itself.
+#: Lines that compute the divisor, or its reciprocal, in a self-counting kernel.
 SELF_COUNTED = {
     "value": ["  const SelfCount<Program> divisor{program};"],
     "value_and_gradient": [
@@ -375,14 +386,14 @@ SELF_COUNTED = {
     "from_residual": ["  const double scale = reciprocal_or_zero(self_count(program));"],
 }
 
-#: Preparations of a kernel that counts, where it adds weights of labels instead.
+#: SELF_COUNTED for kernels that add the weights of labels instead.
 _SELF_WEIGHED = {
     kind: [x.replace("<Program>", "<Program, true>").replace("self_count(", "self_count<true>(") for x in lines]
     for kind, lines in SELF_COUNTED.items()
 }
 
 
-#: Calls of the kernels of gradients that tally.
+#: Calls of the gradient kernels that tally.
 TALLIED = {
     "value_and_gradient": (
         "row_value_and_assumed_gradient<Reader>(program, group, chunks, memory, missed, value, grad_output, "
@@ -390,13 +401,13 @@ TALLIED = {
     ),
 }
 
-#: The line by which a worker returns in backward if it has nothing to write.
+#: Early return, in backward, of a worker that has no gradient to correct.
 RETURN_IN_PLACE = (
     "  if (worker_gradient_is_in_place(group, chunks, grad_output, used_grad_output, expected_grad_output)) return;"
 )
 
-#: Calls of kernels whose blocks share rows by their classes, as far as they differ, by kind and whether they tally.
-#: Backward has a kernel of its own there.
+#: Calls that differ in kernels whose blocks share rows by their classes, by kind and ``tallies``. These have a separate
+#: kernel for backward.
 _SLICED = {
     **{
         ("value_and_gradient", tallies): calls["value_and_gradient"].replace(
@@ -418,12 +429,12 @@ _SLICED = {
     ),
 }
 
-#: The kinds of kernels that can tally.
+#: Kinds of kernels that can tally.
 TALLYING_STAGES = frozenset(("value", "value_and_gradient", "verify_gradient"))
 
-#: The kinds of kernels that can count themselves: all that divide.
+#: Kinds of kernels that can count active rows themselves: all that divide.
 SELF_COUNTING_STAGES = frozenset(SELF_COUNTED)
-#: Kernels whose warps or blocks claim chunks of rows until none is left.
+#: Kinds of kernels whose warps or blocks claim chunks of rows until none is left.
 CLAIMING_STAGES = frozenset(("value", "unreduced", "value_and_gradient", "gradient", "hvp"))
 
 
@@ -459,7 +470,7 @@ def _entry(kernel: SoftmaxKernel, target: type[_Indices | _Dense]) -> str:
 
 
 def space_rank_name(rank: int) -> str:
-    """The parameter of ``RowSpace`` for so many dimensions."""
+    """Template argument of ``RowSpace`` for this number of dimensions."""
     return "kMaxRank" if rank == MAX_RANK else str(rank)
 
 
@@ -472,12 +483,12 @@ def _bool(x: object) -> str:
 
 
 def _in_place(kernel: SoftmaxKernel) -> list[str]:
-    """Template arguments for gradients that are written over the logits."""
+    """Template arguments for gradients that overwrite the logits."""
     return [STORAGE[kernel.in_place][0], "true"] if kernel.in_place else []
 
 
 def _parameters(kernel: SoftmaxKernel) -> str:
-    # The divisor of a mean depends on no parameter.
+    # The divisor of a mean does not depend on parameters.
     return ", ".join(["0.0" if kernel.kind == "denominator" else f"{x.name}_" for x in kernel.loss.parameters])
 
 
@@ -486,7 +497,7 @@ def _logit(kernel: SoftmaxKernel) -> str:
 
 
 def _functor(name: str, kernel: SoftmaxKernel, numbers: Sequence[str]) -> list[str]:
-    """The head of a functor, which rounds parameters and constants of the loss once, not for every row or class."""
+    """Head of a functor, whose constructor rounds parameters and constants of the loss once, not per row or class."""
     loss, scalar = kernel.loss, STORAGE[kernel.compute][0]
     fixed = _fixed(kernel)
     numbers = [x for x in numbers if x not in fixed]
@@ -501,7 +512,7 @@ def _functor(name: str, kernel: SoftmaxKernel, numbers: Sequence[str]) -> list[s
 
 
 def _constants(kernel: SoftmaxKernel, numbers: Sequence[str]) -> list[str]:
-    """Lines of a functor's call operator that declare the numbers that it keeps, and those that are known."""
+    """Declarations of the numbers that a functor's call operator uses: stored ones and compile-time constants."""
     fixed, scalar = _fixed(kernel), STORAGE[kernel.compute][0]
     used = [x for x in fixed if x in numbers]
     lines = [f"    constexpr double {x}_ = {in_double(fixed[x])};" for x in fixed if used]
@@ -510,8 +521,9 @@ def _constants(kernel: SoftmaxKernel, numbers: Sequence[str]) -> list[str]:
 
 
 def _fixed(kernel: SoftmaxKernel) -> dict[str, str]:
-    """Parameters and constants of a loss that are known when a kernel is compiled: without smoothing its parameter is
-    0. Products with 1 and sums with 0 take three instructions of some hundred for a short row.
+    """Parameters and constants of a loss that are compile-time constants: without smoothing, its parameter is 0.
+
+    Products with 1 and sums with 0 would take three of about a hundred instructions for a short row.
     """
     loss = kernel.loss
     smoothing = loss.specialize.get("smoothed")
@@ -529,26 +541,31 @@ def _strided_threads(kernel: SoftmaxKernel) -> int:
 
 
 def _cluster_group(kernel: SoftmaxKernel) -> str:
-    """The declaration of the blocks that share a row. Blocks of second derivatives have fewer warps, which leaves room
-    for the numbers with tangents that they exchange.
+    """Declaration of the blocks that share a row.
+
+    Blocks of second derivatives have fewer warps, which leaves shared memory for the numbers with tangents that they
+    exchange.
     """
     warps = f", {THREADS // WARP}" if kernel.kind == "hvp" else ""
     return f"ClusterGroup<{kernel.cluster}{warps}> group"
 
 
 def _second_vectors(kernel: SoftmaxKernel) -> int:
-    """Vectors that a thread reads together for second derivatives. More classes with tangents fill its registers."""
+    """Number of vectors that a thread loads together for second derivatives.
+
+    More classes with tangents would not fit into its registers.
+    """
     return max(1, SECOND_CLASSES // (4 if kernel.compute == "float64" else 1) // kernel.vec_size)
 
 
 def _lane_vectors(kernel: SoftmaxKernel) -> str:
-    """Template arguments of second derivatives of rows in registers."""
+    """Template arguments for second derivatives of rows in registers."""
     ways = ", ".join(map(_bool, (kernel.edges, kernel.partial, kernel.shifted)))
     return f"{kernel.vec_size}, {kernel.per_thread}, {ways}"
 
 
 def _row_group(kernel: SoftmaxKernel) -> str:
-    """The lanes that share a row, or the warps that share rows whose classes lie apart."""
+    """Declaration of the lanes that share a row, or of the warps that share rows of strided classes."""
     return (
         f"ColumnWarps<{kernel.warps}> group{{{{{{1}}}}}}"
         if kernel.warps > 1
@@ -557,7 +574,7 @@ def _row_group(kernel: SoftmaxKernel) -> str:
 
 
 def _register_bounds(kernel: SoftmaxKernel) -> str:
-    """Launch bounds of second derivatives of rows in registers."""
+    """Launch bounds for second derivatives of rows in registers."""
     size = max(ITEMSIZE[x] for x in (kernel.input, *(() if kernel.indices else (kernel.target,))))
     if kernel.warps > 1:
         heavy = kernel.smoothed or not kernel.indices
@@ -568,7 +585,7 @@ def _register_bounds(kernel: SoftmaxKernel) -> str:
 
 
 class _Indices:
-    """Class indices: the loss of a row is a function of four numbers per row."""
+    """Class indices: the loss of a row is a function of four numbers (nll, rest, lse, smooth) and its class weight."""
 
     files = FILES
     second_files = {"": "rows", "label_only": "label_only"}, "second_derivatives"
@@ -613,7 +630,7 @@ class _Indices:
 
     @staticmethod
     def reader(kernel: SoftmaxKernel) -> tuple[str, str]:
-        """The declaration of the threads that share rows, and the type that moves them."""
+        """Declaration of the threads that share rows, and the type that moves the rows."""
         second = kernel.kind == "hvp"
         if kernel.layout == "label_only":
             return "SubwarpGroup group{width}", "LabelOnlyReader"
@@ -650,7 +667,7 @@ class _Indices:
             group = "PipelinedWarp group{{{32}}, width}" if parts == 1 else "PipelinedBlock group{{}, width}"
             shape = f"{min(kernel.lanes, WARP)}, {parts}, {kernel.warps if parts == 1 else 1}"
             return group, f"PipelinedReader<{kernel.vec_size}, {VECTORS}, {shape}>"
-        # The width is a constant where threads take rows alone: nothing is exchanged.
+        # The width is a constant if one thread processes a row alone: nothing is exchanged.
         alone = kernel.layout in ("thread_per_row_two_pass", *STAGED_SECOND)
         group = f"SubwarpGroup group{{{'1' if alone else 'width'}}}"
         if kernel.layout == "register_rows":
@@ -707,15 +724,15 @@ class _Indices:
 
     @staticmethod
     def bounds(kernel: SoftmaxKernel) -> str:
-        """Threads of a block, and blocks of a multiprocessor."""
+        """Launch bounds: threads of a block, and blocks of a multiprocessor."""
         layout, second = kernel.layout, kernel.kind == "hvp"
         bounds = f"{MAX_THREADS}" if layout in ("block", "two_pass") and not second else f"{THREADS}"
         if layout == "register_rows":
             return _register_bounds(kernel)
         if kernel.kind == "denominator":
             return f"{THREADS}, {COUNT_BLOCKS}"
-        # Numbers of 8 bytes take two registers, and weights of classes that are smoothed over some more. With a cap
-        # fewer classes are in flight, and what is spilled is used once per row.
+        # Numbers of 8 bytes take two registers, and the class weights of smoothed labels take some more. With a cap,
+        # fewer classes are in flight, and spilled values are used once per row.
         more = kernel.smoothed and not kernel.capped and ITEMSIZE[kernel.input] == 4 and layout == "block"
         fewer = 2 if kernel.compute == "float64" else 1.5 if more else 1
         if layout == "subwarp" and kernel.kind != "denominator" and not second:
@@ -731,7 +748,7 @@ class _Indices:
             threads, of_warp = _strided_threads(kernel), classes * vec_size * size * WARP
             if layout == "interleaved_rows":
                 of_warp = interleaved_bytes(classes, vec_size, size)
-            # Pairs of rows take more registers, which what is computed besides a loss would spill.
+            # Pairs of rows take more registers; with smoothing or a cap they would spill.
             crowded = kernel.paired and (kernel.smoothed or kernel.capped)
             return f"{threads}, {thread_per_row_blocks(threads, threads // WARP * of_warp, crowded)}"
         if layout == "packed_rows":
@@ -790,7 +807,7 @@ class _Dense:
                 lines += [f"  static constexpr bool kAffine = {_bool(loss.affine)};"]
                 lines += [f"  static constexpr bool kBalanced = {_bool(loss.balanced and kernel.plain)};", ""]
             lines += call_signature(names)
-            # Those that the penalty does not use, the compiler would remark on.
+            # The penalty gets no flags, because the compiler would warn about unused ones.
             flags = zip(loss.flags, kernel.flags, strict=True) if part != "penalty" else ()
             lines += [f"    constexpr {choice_constant(x, i)};" for x, i in flags]
             lines += _constants(kernel, numbers)
@@ -818,9 +835,9 @@ class _Dense:
 
     @staticmethod
     def reader(kernel: SoftmaxKernel) -> tuple[str, str]:
-        """The declaration of the threads that share rows, and the type that moves them."""
+        """Declaration of the threads that share rows, and the type that moves the rows."""
         block = kernel.layout in ("block", "two_pass")
-        # As for class indices.
+        # A constant width if one thread processes a row alone, as for class indices.
         width = "width" if kernel.layout == "subwarp" else str(max(1, kernel.lanes))
         group = _cluster_group(kernel) if block else f"SubwarpGroup group{{{width}}}"
         if kernel.layout == "register_rows" or kernel.warps > 1:
@@ -855,7 +872,7 @@ class _Dense:
 
     @staticmethod
     def bounds(kernel: SoftmaxKernel) -> str:
-        """Threads of a block, and blocks of a multiprocessor where the compiler would find another number."""
+        """Launch bounds: threads of a block, and blocks of a multiprocessor if the compiler would choose otherwise."""
         block = kernel.layout in ("block", "two_pass")
         if in_registers(kernel):
             return f"{PACKED_THREADS}, {DENSE_REGISTER_RESIDENT // PACKED_THREADS}"
@@ -868,7 +885,7 @@ class _Dense:
             return f"{THREADS}, {DENSE_ALONE_BLOCKS}"
         if kernel.layout == "register_rows":
             return _register_bounds(kernel)
-        # Others take more registers than that leaves, and would spill them.
+        # Other kernels need more registers than this bound leaves, and would spill.
         light = kernel.loss.affine and not (kernel.capped or kernel.counted)
         if light and kernel.layout == "subwarp" and kernel.kind == "value_and_gradient" and ITEMSIZE[kernel.input] == 2:
             return f"{THREADS}, {DENSE_SUBWARP_BLOCKS}"

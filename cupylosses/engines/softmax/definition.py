@@ -3,7 +3,8 @@
     z_c = softcap tanh(logit_scale x_c / softcap), or logit_scale x_c without a softcap
     lse = log sum_c exp(z_c),    log p_c = z_c - lse
 
-A :class:`SoftmaxLoss` gives the loss of a row by expressions of these, from whose derivatives the gradients follow:
+A :class:`SoftmaxLoss` defines the loss of a row by expressions in these quantities; their derivatives give the
+gradients:
 
     row      for a class index y: a function of nll = -log p_y, rest = 1 - p_y, smooth = -(1 / C) sum_c w_c log p_c and
              the class weight w_y
@@ -11,7 +12,7 @@ A :class:`SoftmaxLoss` gives the loss of a row by expressions of these, from who
              log-probability of the teacher), of the class weight w_c and the number of classes C
     penalty  a function of lse, added once per row
 
-Nothing here imports an array library, CUDA or a compiler.
+This module imports no array library, CUDA or compiler.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from cupylosses.definition.registry import define as enter
 #: Kinds of targets: a class index per row, a probability per class, or the logits of a teacher.
 TARGETS = ("indices", "probabilities", "logits")
 
-#: Reductions of rows. A mean divides by the number of rows that count, or by the sum of their class weights.
+#: Reductions of rows. A mean divides by the number of active rows, or by the sum of their class weights.
 REDUCTIONS = ("none", "mean", "sum", "batchmean")
 
-#: Names that the expressions see besides the parameters: in losses with a softmax, and in others.
+#: Names that the row may use besides the parameters, by whether the loss has a softmax.
 ROW_NAMES = {True: ("nll", "rest", "smooth", "weight"), False: ("nll", "weight")}
+#: Names that the term may use besides the parameters, by kind of target.
 TERM_NAMES = {"probabilities": ("log_p", "target", "weight", "classes"), "logits": ("log_p", "log_q", "classes")}
+#: Names that the penalty may use besides the parameters.
 PENALTY_NAMES = ("lse",)
 
 #: Default of ``ignore_index``, as in torch.
@@ -44,11 +47,11 @@ CHECKS = ("lazy", "sync", "off")
 
 
 def part_of(kind: str) -> str:
-    """The expression that a kind of target is evaluated by."""
+    """Returns the name of the expression that evaluates a kind of target."""
     return "row" if kind == "indices" else "term"
 
 
-#: Types in stubs of the arguments that losses of rows take.
+#: Types, in stubs, of the arguments of losses of rows.
 ROW_ANNOTATIONS: Mapping[str, str] = {
     **ANNOTATIONS,
     "reduction": "_RowReduction",
@@ -68,13 +71,13 @@ ROW_ANNOTATIONS: Mapping[str, str] = {
 
 
 def row_annotations(common: Mapping[str, Any]) -> Mapping[str, str]:
-    """Types in stubs of the arguments of a loss of rows with these defaults."""
+    """Types, in stubs, of the arguments of a loss of rows with these defaults."""
     integers = {x: "int" for x in ("class_dim",) if common.get(x) is not None}
     return {**ROW_ANNOTATIONS, **integers}
 
 
 def describe_row_operand(loss: Definition, operand: Operand) -> str:
-    """The text of an operand of a loss of rows: the first one has the classes."""
+    """Documentation of an operand of a loss of rows. The first operand has the class dimension."""
     if operand is not loss.operands[0]:
         return operand.doc
     return (
@@ -87,22 +90,25 @@ def describe_row_operand(loss: Definition, operand: Operand) -> str:
 class SoftmaxLoss(Definition):
     """A loss of rows of logits, or of log-probabilities.
 
-    ``targets``      kinds of the second operand, of :data:`TARGETS`.
-    ``references``   ``row``, ``term`` and ``penalty`` through the array API, by these names: functions of ``xp`` and,
-                     by name, of the values that the expressions see.
-    ``softmax``      True if the first operand holds logits; otherwise it holds log-probabilities, and only that of the
-                     label matters.
-    ``weights``      name of the argument with the class weights; None if the loss has none.
-    ``mean_of_weights``  True if a mean over class indices divides by the sum of the weights of the labels.
-    ``scale``        argument that scales the logits: ``"logit_scale"`` multiplies them, and comes with ``softcap``;
-                     ``"temperature"`` divides them.
-    ``specialize``   parameter by specialisation of the kernels (``"smoothed"``): compiled in if it is not 0.
-    ``plain``        expressions of ``row`` and ``term``, by these names, where all parameters that they do not mention
-                     are 0, and without the penalty. They take less time than the general ones.
-    ``affine``       True if the term is affine in log_p: its sums then need no other pass than the softmax. Without a
-                     softmax, True if the row is affine in the log-probability: its second derivatives are 0.
-    ``balanced``     True if the derivatives of the plain term with respect to log_p sum to 0 over the classes.
-    ``reduction``, ``class_dim``  the defaults. A ``class_dim`` of None is 1, or 0 for a single row, as in torch.
+    Attributes:
+        targets: Kinds of the second operand, of :data:`TARGETS`.
+        row, term, penalty: Expressions of the loss (see the module); None if it has none.
+        references: ``row``, ``term`` and ``penalty`` through the array API, by these names: functions of ``xp`` and, by
+            name, of the values that the expressions use.
+        softmax: True if the first operand holds logits; otherwise it holds log-probabilities, of which only the label's
+            matters.
+        weights: Name of the argument for class weights; None if the loss has none.
+        mean_of_weights: True if a mean over class indices divides by the sum of the weights of the labels.
+        scale: Argument that scales the logits: ``"logit_scale"`` multiplies them, and comes with ``softcap``;
+            ``"temperature"`` divides them.
+        specialize: Parameter by specialisation of the kernels (``"smoothed"``), which is compiled in if the parameter
+            is not 0.
+        plain: Cheaper expressions for ``row`` and ``term``, by these names. They apply if all parameters that they do
+            not mention are 0, and they omit the penalty.
+        affine: True if the term is affine in log_p: its sums then need no pass besides that of the softmax. Without a
+            softmax, True if the row is affine in the log-probability: its second derivatives are 0.
+        balanced: True if the derivatives of the plain term with respect to log_p sum to 0 over the classes.
+        reduction, class_dim: Defaults. A ``class_dim`` of None is 1, or 0 for a single row, as in torch.
     """
 
     targets: tuple[str, ...]
@@ -146,7 +152,7 @@ class SoftmaxLoss(Definition):
 
     @cached_property
     def left_out(self) -> Mapping[str, frozenset[str]]:
-        """By kind of target, the parameters that are 0 where the row, or the term, is `plain`."""
+        """Parameters that must be 0 for the plain row, or the plain term, by kind of target."""
         found = {}
         for kind in self.targets:
             mentioned = names_in(self.plain.get(part_of(kind), ""))
@@ -155,12 +161,12 @@ class SoftmaxLoss(Definition):
         return found
 
     def has_plain(self, kind: str) -> bool:
-        """True if rows with this kind of target may be `plain`."""
+        """True if rows with this kind of target have a plain expression."""
         return part_of(kind) in self.plain
 
     @cached_property
     def expressions(self) -> Mapping[str, str]:
-        """The expressions of the loss, by name."""
+        """Expressions of the loss, by name."""
         found = {"row": self.row, "term": self.term, "penalty": self.penalty}
         return {name: x for name, x in found.items() if x is not None}
 
@@ -170,7 +176,7 @@ class SoftmaxLoss(Definition):
         return next((x for x in self.targets if x != "indices"), None)
 
     def sees(self, part: str) -> tuple[str, ...]:
-        """Names that an expression sees besides parameters, flags and constants."""
+        """Names that an expression may use besides parameters, flags and constants."""
         if part == "row":
             return ROW_NAMES[self.softmax]
         return PENALTY_NAMES if part == "penalty" else TERM_NAMES[str(self.dense)]
@@ -333,7 +339,7 @@ _SAMPLES: Mapping[str, Any] = {
     "probability_target": ((0.7, 0.2, 0.1), (0.5, 0.25, 0.25)),
 }
 
-#: Texts on arguments that losses of rows have in common; each loss has some of them.
+#: Documentation of arguments that losses of rows share; each loss has some of them.
 _COMMON_TEXTS = COMMON_TEXTS | {
     "ignore_index": "Label of rows that do not count. Their logits are not read, and their gradients are 0.",
     "softcap": "Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. "
@@ -355,5 +361,5 @@ _COMMON_TEXTS = COMMON_TEXTS | {
 
 
 def define_softmax(**fields: Any) -> SoftmaxLoss:
-    """Makes a :class:`SoftmaxLoss` and enters it in the registry, from which the public functions are built."""
+    """Creates a :class:`SoftmaxLoss` and registers it; the public functions are built from the registry."""
     return enter(SoftmaxLoss(**fields))

@@ -1,4 +1,4 @@
-"""The engine of softmax losses, as the rest of the library sees it (:mod:`cupylosses.engines.base`)."""
+"""The engine of softmax losses: the implementation of the protocol in :mod:`cupylosses.engines.base`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss
 from cupylosses.engines.softmax.plan import SoftmaxPlan, copies
 from cupylosses.reference_math import divide
 
-#: Settings that were checked before.
+#: Settings that have been checked before.
 _SETTINGS = SettingsCache()
 
 
 class SoftmaxEngine(Engine):
-    """Losses of rows of logits, against class indices or dense targets."""
+    """Engine of losses of rows of logits, with class indices or dense targets."""
 
     name = "softmax"
     needs_chip = True
@@ -47,7 +47,7 @@ class SoftmaxEngine(Engine):
     # Arguments
 
     def rows(self, call: Call) -> Rows:
-        """A call as checks and formulas see it."""
+        """Returns the arrays of a call by name, as checks and formulas use them."""
         return Rows(call)
 
     def bind(
@@ -99,21 +99,23 @@ class SoftmaxEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Rows that no kernel reads fast as they lie are read from copies; so are class weights with gaps, and tangents
-        that kernels cannot read as they lie.
+        """Returns the arrays that kernels read from copies, with the strides of the copies.
+
+        These are operands whose rows no kernel reads fast in place, class weights with gaps, and tangents that kernels
+        cannot read in place.
         """
         static, loss = call.static, call.loss
         assert isinstance(loss, SoftmaxLoss)
         dim, found = static.class_dim, dict[int, tuple[int, ...]]()
         operands = 1 if static.kind == "indices" else 2
-        # Without a softmax only kernels that write gradients take whole rows, and second derivatives are 0 or rare.
+        # Without a softmax, only kernels that write gradients process whole rows; second derivatives are 0 or rare.
         if loss.softmax or (writes and not static.has_tangent):
             found.update(copies(static, tensors, loss, machine.chip, writes > 0))
         if static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
             found[2] = (1,)
         tangents = len(tensors) - sum(static.has_tangent)
         rest = iter(range(tangents, len(tensors)))
-        # Tangents are to lie as the copies do: they are looked at when these are made.
+        # Tangents must have the strides of the copies, so they are checked only after the operands have been copied.
         for x, moves in zip(tensors, static.has_tangent if not {0, 1} & {*found} else (), strict=False):
             if moves and (i := next(rest)) >= 0:
                 own, lies = x.gradient.strides, tensors[i].strides
@@ -164,8 +166,10 @@ class SoftmaxEngine(Engine):
         return found + ([row_major("float32", ())] if static.accuracy else [])
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
-        """A float64 value per row: a batch is one more dimension of rows. The rows' values are few: the array library
-        adds them up and divides.
+        """Returns the call as a float64 value per row, so that a batch becomes one more dimension of rows.
+
+        There are few values per row, and the array library sums and divides them. A ``traced`` call stays one operator
+        (None).
         """
         static = call.static
         if traced:
@@ -192,19 +196,22 @@ class SoftmaxEngine(Engine):
         return Apart((per_row,), finish)
 
     def compared(self, call: Call) -> tuple[Any, Any]:
-        """The logit of each row's label, and its largest logit, as they lie in memory; of torch's tensors."""
+        """Returns the logit of each row's label, and the largest logit of each row, for torch tensors.
+
+        Both are as in memory, neither scaled nor capped.
+        """
         rows = self.rows(call)
         x, dim = rows.operands[0].detach(), rows.class_dim
         labels = softmax_reference.counted_rows(interop.namespace(x), rows).labels
         return x.gather(dim, labels.unsqueeze(dim)).squeeze(dim), x.amax(dim)
 
     def divisor(self, xp: Any, call: Call) -> Any:
-        """The divisor of the sum of the rows, by the array library."""
+        """Returns the divisor of the sum over rows, computed by the array library."""
         rows = self.rows(call)
         return softmax_reference.divisor(xp, rows, softmax_reference.counted_rows(xp, rows))
 
     def divided_by(self, call: Call, divisor: Any, grad_output: Any) -> tuple[Call, Any]:
-        """The values of the rows, and a ``grad_output`` for each of them."""
+        """Returns the call of a value per row, and the ``grad_output`` of each row."""
         xp = interop.namespace(grad_output)
         static = call.static._replace(
             reduction="none",
@@ -217,8 +224,8 @@ class SoftmaxEngine(Engine):
         )
         upstream = xp.astype(grad_output, xp.float64)
         if call.static.reduction != "none":
-            # With nothing to divide by no row has a gradient, nor has that gradient one: 0 * inf must not arise. The
-            # reciprocal is what kernels multiply by.
+            # If the divisor is 0, no row has a gradient, nor has that gradient one: 0 * inf must not arise. Multiplying
+            # by the reciprocal matches the kernels.
             if isinstance(divisor, float):
                 upstream = upstream * (1.0 / divisor if divisor else 0.0)
             else:
@@ -249,7 +256,7 @@ class SoftmaxEngine(Engine):
         static, arrays = call.static, list(call.arrays)
         mask = 2 + static.weighted
         if static.weighted and dims[2] is not None:
-            return None  # kernels read one set of class weights
+            return None  # kernels read a single set of class weights
         for i, d in enumerate(dims):
             x = arrays[i]
             if i < 2 or i >= mask + static.masked:
@@ -265,7 +272,10 @@ class SoftmaxEngine(Engine):
     def placeholders(
         self, loss: SoftmaxLoss, dtypes: Sequence[str], shapes: Sequence[tuple[int, ...]], options: Any
     ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """A target that may hold class indices does, if no floating dtype is named for it."""
+        """Returns dtype and shape of every argument that may be an array, by name.
+
+        If the loss supports class indices, the target has them unless a floating dtype is named for it.
+        """
         logits = tuple(shapes[0])
         dim = softmax_checks.class_dimension(loss, options.get("class_dim", loss.class_dim), logits)
         rows = (*logits[:dim], *logits[dim + 1 :])
@@ -286,7 +296,7 @@ class SoftmaxEngine(Engine):
         rows, static = self.rows(call), call.static
         first, second = rows.operands
         shape, indices = tuple(first.shape), static.kind == "indices"
-        # In torch a target holds probabilities if it has the shape of the logits, and labels otherwise; here by dtype.
+        # torch tells probabilities from labels by the target's shape; here its dtype decides.
         if tuple(second.shape) != (rows.shape if indices else shape) or 0 in shape:
             return SHAPES
         weight = rows.weight
@@ -308,7 +318,10 @@ class SoftmaxEngine(Engine):
 
 
 def row_major(dtype: str, shape: tuple[int, ...]) -> TensorSpec:
-    """A contiguous tensor of sizes that may be symbols, which must not be compared."""
+    """Returns the spec of a contiguous tensor.
+
+    Sizes may be symbols, which must not be compared.
+    """
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step)
@@ -330,7 +343,10 @@ def checked_settings(
     settings: tuple[Any, ...],
     legacy: tuple[Any, ...],
 ) -> tuple[Static, tuple[float, ...]]:
-    """The settings of a call, checked; dtypes and shapes are checked where plans are made."""
+    """Checks and returns the settings of a call.
+
+    Dtypes and shapes are checked when plans are made.
+    """
     count = len(loss.options)
     options, common = settings[:count], dict(zip(loss.setting_names[count:], settings[count:], strict=True))
     reduction = common["reduction"]
@@ -375,8 +391,11 @@ def checked_settings(
 
 
 def _accuracy(xp: Any, rows: Rows, correct: Any) -> Any:
-    """The share of the rows that count that are ``correct``, as kernels have stored it."""
-    # Widened, because a byte without a sign is never what is ignored below 0.
+    """Returns the accuracy: the share of ``correct`` rows among those that are neither masked nor ignored.
+
+    Kernels have stored ``correct``, one byte per row.
+    """
+    # Labels are widened, because an unsigned byte never equals a negative ignore_index.
     counts = xp.astype(rows.operands[1], xp.int64) != rows.ignore_index
     if rows.mask is not None:
         counts = counts & rows.mask
@@ -385,10 +404,13 @@ def _accuracy(xp: Any, rows: Rows, correct: Any) -> Any:
 
 
 def _plain_accuracy(xp: Any, rows: Rows, compared: tuple[Any, Any]) -> Any:
-    """The share of the rows that count in which no logit is larger than the label's."""
+    """Returns the accuracy without kernels: the share of rows in which no logit is larger than the label's.
+
+    Rows that are masked or ignored do not count.
+    """
     counted = softmax_reference.counted_rows(xp, rows)
     wide = xp.float64 if any([checks.dtype_name(y) == "float64" for y in rows.operands]) else xp.float32
-    # Scaled and capped: logits that differ may be the same then.
+    # Compared after scaling and capping, which may make different logits equal.
     own, largest = (softmax_reference.logits(xp, rows, z.to(wide)) for z in compared)
     right = counted.sound & (own == largest)
     return (right.sum(dtype=xp.float64) / counted.used.sum()).to(xp.float32)

@@ -1,5 +1,6 @@
-"""Reports of labels out of range: kernels write the first one to memory of the device that the host reads without
-waiting, and the next call of any loss raises.
+"""Reports of labels out of range.
+
+Kernels write the first one to memory that the host reads without waiting. The next call of any loss raises it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Status(ctypes.Structure):
     )
 
 
-#: The error of a report, from the numbers of row, label and classes in it.
+#: Maps the row, label and number of classes of a report to its error.
 Explanation = Callable[[int, int, int], Exception]
 
-#: Explanations of the places of a possible bad label; kernels report the number of the place.
+#: Explanations by site number. A site is a place at which a plan may find a bad label; kernels report its number.
 sites: list[Explanation] = []
 _numbers: dict[Any, int] = {}
 _numbering = threading.Lock()
@@ -39,8 +40,9 @@ _numbering = threading.Lock()
 def site_of(
     loss: Any, shape: tuple[int, ...], first: int = 0, error: Callable[..., IndexError] = softmax_checks.bad_label
 ) -> int:
-    """The number by which kernels report a bad label of a plan. ``shape`` is that of all labels; the plan begins with
-    label number ``first``.
+    """Returns the site number by which kernels report a bad label of a plan.
+
+    ``shape`` is that of all labels; the plan begins with label number ``first``.
     """
     key = loss, shape, first, error
     return sites_of(loss, [(key, partial(_bad_label, *key))])
@@ -64,7 +66,7 @@ def _bad_label(
 
 
 def sites_of(loss: Any, explanations: Sequence[tuple[Any, Explanation]]) -> int:
-    """The number of the first of neighbouring sites, each with a hashable name and its explanation."""
+    """Returns the number of the first of consecutive sites, each with a hashable name and its explanation."""
     with _numbering:  # plans are made in a warm-up's thread, too
         first = _numbers.setdefault((loss, *[name for name, _ in explanations]), len(sites))
         if first == len(sites):
@@ -73,7 +75,7 @@ def sites_of(loss: Any, explanations: Sequence[tuple[Any, Explanation]]) -> int:
 
 
 def raise_reported(device: Device) -> None:
-    """Raises for the bad label that a kernel has reported since the last time."""
+    """Raises the error for a bad label that a kernel has reported since the last call."""
     if not device.report.value:
         return
     status = Status.from_address(device.status())

@@ -1,37 +1,43 @@
-"""Launch geometry of the softmax engine: which threads take which rows. Pure functions of integers.
+"""Launch geometry of the softmax engine: which threads process which rows. Pure functions of integers.
 
-subwarp                    neighbouring lanes of a warp share a row; the row stays in shared memory
-block                      a block, or a cluster of blocks, takes a row; the row stays in shared memory
-two_pass                   the same for rows too long for shared memory: they are read twice
-thread_per_row             a thread takes a row (or neighbouring rows) of strided or few classes; in shared memory
-thread_per_row_packed      a thread takes a row of few contiguous classes; its warp moves all its rows together
-interleaved_rows           the same of many rows that no vector divides: the rows of a thread are a warp apart, or are
-                           pairs in 16 bits
-packed_rows                the same of many rows: they go to registers, and the number of classes is a constant. Logits
-                           may have small gaps between rows, and between classes
-columns                    many rows of few strided classes: a lane takes neighbouring rows, to registers; of more,
-                           with a target for each, the warps of a block share 32 rows in shared memory
+Layouts (`RowLayout.kind`). "Strided classes" means that the classes of a row are not contiguous in memory.
+
+subwarp                    neighbouring lanes of a warp share a row, which stays in shared memory
+block                      a block, or a cluster of blocks, shares a row, which stays in shared memory
+two_pass                   as block, for rows too long for shared memory: they are read twice
+thread_per_row             one thread per row (or per few neighbouring rows), for strided or few classes; in shared
+                           memory
+thread_per_row_packed      one thread per row of few contiguous classes; a warp moves its 32 rows together
+interleaved_rows           as thread_per_row, for many rows that no vector divides: the rows of a thread are a warp
+                           apart, or in 16 bits are pairs of neighbours
+packed_rows                as thread_per_row_packed, for many rows: they are held in registers, and the number of
+                           classes is a compile-time constant. Logits may have small gaps between rows and between
+                           classes
+columns                    many rows of few strided classes: a lane holds neighbouring rows in registers. Dense targets
+                           with more classes: the warps of a block share 32 rows in shared memory
 column_tiles               many rows of more strided classes: the warps of a block, or of a cluster, share neighbouring
                            rows, which stay in shared memory
-column_slices              rows of so many strided classes, or few such rows: blocks share neighbouring rows by their
-                           classes, and read them twice
-thread_per_row_two_pass    a thread takes a row and reads it again from memory: second derivatives
-staged_thread_per_row      the same of few strided classes: in shared memory, with their tangents
-staged_packed_rows         the same of many rows of few contiguous classes, which a warp moves together
-register_rows              second derivatives of rows that lanes of a warp have in registers; against dense targets,
-                           those by the logits alone, where a lane also takes a row of few classes that lie apart, and
-                           the warps of a block share 32 neighbouring rows of more
-label_only                 only the label's class is read: log-probabilities
-label_only_tiles           the same where gradients have no gaps: warps write tiles of them, whatever the rows
-label_only_few             the same of few rows: a single warp adds up their losses
-label_only_sparse          the same of large gradients, which are zeros before: a lane takes some rows, and writes the
-                           gradients of their labels
-label_only_rows            the same of short rows: a lane takes some of them, and its warp writes their gradients
-label_only_columns         the same of classes that lie apart: a lane takes neighbouring rows, and several warps take
-                           slices of long rows
+column_slices              rows of even more strided classes, or few rows of many: blocks divide the classes of
+                           neighbouring rows among themselves and read them twice
+thread_per_row_two_pass    second derivatives: one thread per row, which it reads again from memory
+staged_thread_per_row      second derivatives of few strided classes: one thread per row, logits and tangents in shared
+                           memory
+staged_packed_rows         second derivatives of many rows of few contiguous classes: one thread per row, a warp moves
+                           its 32 rows together
+register_rows              second derivatives of rows that lanes of a warp hold in registers; of strided classes, the
+                           warps of a block share 32 neighbouring rows. With dense targets only those with respect to
+                           the logits; a lane then also processes a row of few strided classes alone
+label_only                 log-probabilities: only the label's class is read
+label_only_tiles           gradients without gaps: warps write tiles of them, regardless of row boundaries
+label_only_few             as label_only_tiles, for few rows: a single warp adds up their losses
+label_only_sparse          large gradients that are cleared beforehand: a lane processes some rows, and writes the
+                           gradients of their labels only
+label_only_rows            short rows: a lane processes some of them, and its warp writes their gradients together
+label_only_columns         strided classes: a lane processes neighbouring rows; the classes of long rows are cut into
+                           slices for several warps
 
-Rows of strided classes are read in place only where that is fast. `copied` has the rule; all others are first copied
-with their classes contiguous.
+Rows of strided classes are read in place only where that is fast (`copied`); all others are first copied so that their
+classes are contiguous.
 """
 
 from __future__ import annotations
@@ -43,313 +49,372 @@ from math import gcd, prod
 from cupylosses.engines.strides import MAX_RANK, dense_strides, dimension_words, merge, power_of_two
 from cupylosses.jit.gpu import DECLARED_BYTES, SECTOR_BYTES, SHARED_BYTES, WARP, Chip
 
-#: Vectors of a row that a thread takes, as long as there are threads to take the others: of rows in a warp, and longer
-#: ones. What a row costs besides its logits is paid by each warp.
+#: Vectors of a row per lane, in rows that lanes of one warp share. The fixed cost of a row, apart from its logits, is
+#: paid by each warp, so a lane processes this many before more lanes share the row.
 WARP_VECTORS = 8
+#: Vectors of a row per thread, in rows that a block shares.
 VECTORS = 8
-#: The former of many rows that would need more than a warp: of whole vectors or shifted ones, and of others with single
-#: elements at their ends.
+#: WARP_VECTORS for many rows that would otherwise need more than a warp: rows of whole vectors, or shifted rows.
 WARP_VECTORS_WHOLE = 16
+#: WARP_VECTORS for such rows with edge elements (single elements before the first and after the last vector).
 WARP_VECTORS_EDGES = 12
-#: Vectors of a row that a lane takes, at least, and lanes below which it takes fewer than WARP_VECTORS: those of few
-#: rows would leave most of a GPU idle.
+#: Minimum number of vectors of a row per lane.
 LEAST_VECTORS = 2
+#: Number of lanes, over all rows, below which a lane processes fewer than WARP_VECTORS vectors: with few rows most of
+#: the GPU would be idle.
 FEW_LANES = 1 << 15
-#: Classes of rows that a thread takes each, though they are neighbours: more threads would have too little to do.
+#: Maximum number of contiguous classes that one thread processes alone: more threads per row would have too little
+#: work.
 FEW_CLASSES = 32
-#: Classes of a row that a thread takes where there are up to so many rows: these are too few to hide a longer loop over
-#: classes, which lanes share.
+#: FEW_CLASSES for at most LANE_ROWS rows: these are too few to hide a longer loop over classes, so lanes share it.
 LANE_CLASSES = 4
+#: Maximum number of rows to which LANE_CLASSES applies.
 LANE_ROWS = 4096
-#: Such classes of fewer than MANY_ROWS rows with a target for each class, and where there are few elements.
+#: FEW_CLASSES for fewer than MANY_ROWS rows with dense targets: in general, and for at most DENSE_FEW_ELEMENTS
+#: elements.
 DENSE_ALONE, DENSE_ALONE_FEW = 24, 4
+#: Maximum number of elements to which DENSE_ALONE_FEW applies.
 DENSE_FEW_ELEMENTS = 1 << 16
-#: Neighbouring rows that a thread takes together, where classes lie apart, at most, and threads of a block, at least.
+#: Maximum number of neighbouring rows of strided classes that a thread processes together.
 ROWS_PER_THREAD = 4
+#: Minimum number of threads of a block with one thread per row.
 THREAD_PER_ROW_THREADS_MIN = 64
-#: Bytes of a vector from which on lanes share rows with small gaps, and rows with a target per class are not shifted.
+#: Bytes of a vector from which on lanes share rows that have small gaps, and rows with dense targets are not shifted.
 SHIFTED_BYTES = 8
-#: Distance in elements of neighbouring rows that a warp reads as columns, at most: of each line it uses half at least.
+#: Maximum distance in elements between neighbouring rows that a warp reads as columns: at least half of each cache line
+#: is used.
 NEAR = 2
-#: Distance in elements of neighbouring rows that a lane takes to registers as columns, at most; and elements of both
-#: operands from which on others of more classes than a lane takes so are copied, though these are near.
+#: Maximum distance in elements between neighbouring rows that a lane reads to registers as columns.
 NEAR_COLUMNS = 4
+#: Number of elements (rows times classes) from which on such rows of two operands are copied although they are near, if
+#: they have more classes than a lane holds in registers.
 SPREAD_ELEMENTS = 1 << 21
-#: Bytes of a row of log-probabilities below which a lane takes a row, and bytes of the rows that it takes, as far as
-#: these are not one.
+#: Bytes of a row of log-probabilities below which a lane processes whole rows.
 LABEL_ONLY_ROW_BYTES = 256
+#: Maximum bytes of the rows that such a lane processes together, unless it is a single row.
 LABEL_ONLY_LANE_BYTES = 192
-#: Rows that a lane takes together of these, at most, and threads that a multiprocessor has registers for.
+#: Maximum number of rows of log-probabilities that a lane processes together.
 LABEL_ONLY_ROWS = 2
+#: Threads that a multiprocessor has registers for if its lanes process rows of log-probabilities.
 LABEL_ONLY_RESIDENT = 1024
-#: Warps that columns of log-probabilities are spread over, at least, as long as each takes so many classes.
+#: Minimum number of warps that strided log-probabilities are spread over, as long as each warp has at least
+#: LABEL_ONLY_SLICE classes.
 LABEL_ONLY_WARPS = 1 << 11
+#: Minimum number of classes of a slice of strided log-probabilities.
 LABEL_ONLY_SLICE = 32
-#: Tiles of gradients by the bytes of a row, up to which a lane stores so many vectors of a tile; and threads that a
-#: multiprocessor runs at once.
+#: Tiles of gradients, as (bytes, vectors): for rows of fewer bytes, a lane stores so many vectors of a tile.
 LABEL_ONLY_TILES = ((2048, 16), (1 << 63, 64))
+#: Threads that a multiprocessor runs at once in layouts that write tiles of gradients.
 LABEL_ONLY_TILE_RESIDENT = 512
-#: Vectors of a tile that a lane stores, at least, and tiles below which it stores fewer: a warp per multiprocessor
-#: would write long after the others have ended.
+#: Minimum number of vectors of a tile per lane.
 LABEL_ONLY_LEAST_VECTORS = 4
+#: Number of tiles below which a lane stores fewer vectors: one warp per multiprocessor would still write long after the
+#: others have finished.
 LABEL_ONLY_MANY_TILES = 1 << 10
-#: Bytes of gradients that are cleared before their labels are written, at least; the same where classes lie apart and
-#: neighbouring rows in no vectors, or in parts of sectors; and bytes of the classes of a row in either case, as each
-#: label takes a sector of its own.
+#: Minimum bytes of gradients of contiguous classes that are cleared beforehand, so that the kernel writes only the
+#: gradients of labels.
 SPARSE_BYTES = 1 << 27
+#: SPARSE_BYTES for strided classes whose neighbouring rows form no vectors, or do not consist of whole sectors.
 SPARSE_APART_BYTES = 1 << 24
+#: Minimum bytes of a row to which SPARSE_BYTES applies: each label writes a sector of its own.
 SPARSE_ROW_BYTES = 1 << 10
+#: Minimum bytes of a row to which SPARSE_APART_BYTES applies, for the same reason.
 SPARSE_APART_ROW_BYTES = 1 << 8
-#: Rows whose losses a single warp adds up, at most.
+#: Maximum number of rows of log-probabilities whose losses a single warp adds up.
 LABEL_ONLY_FEW = 2 * WARP
-#: Partial sums of longer rows, at most: a warp that writes tile after tile for one of them is slower by up to a half.
+#: Maximum number of partial sums of longer rows of log-probabilities: a warp that writes several tiles for one partial
+#: sum is slower by up to a half.
 LABEL_ONLY_CHUNKS = 1 << 16
-#: Vectors that a thread reads together, of a row that does not stay on chip.
+#: Vectors that a thread loads together, of a row that does not stay on chip.
 TWO_PASS_VECTORS = 4
-#: Vectors of logits, and as many of targets, that a thread takes where each class has a target: what a row costs each
-#: thread besides is as much as ten classes. And vectors of such a row, at least, if there are single elements at its
-#: ends.
+#: Vectors of logits, and as many of targets, per thread with dense targets: the fixed cost of a row per thread equals
+#: that of ten classes.
 DENSE_VECTORS = 8
+#: Minimum number of vectors of a row with dense targets that has edge elements; with fewer, vectors are narrower.
 DENSE_EDGES = 32
+#: TWO_PASS_VECTORS for dense targets.
 TWO_PASS_DENSE_VECTORS = 2
-#: Blocks of a cluster, at most, as many as every GPU that has clusters can run at once.
+#: Maximum number of blocks of a cluster: as many as every GPU with clusters can run at once.
 MAX_CLUSTER = 8
-#: Blocks of a cluster of which some more run at once, and how many clusters do, with one, two or three blocks on each
-#: of the 132 multiprocessors of an H200, as its driver says.
+#: Alternative to MAX_CLUSTER: slightly more of these clusters run at once.
 ODD_CLUSTER = 7
+#: Clusters that run at once, by blocks of a cluster, with one, two or three blocks on each of the 132 multiprocessors
+#: of an H200, as its driver reports.
 CLUSTERS_AT_ONCE = {7: (16, 32, 47), 8: (15, 30, 45)}
-#: Blocks that rows are spread over where they are few.
+#: Number of blocks that few rows are spread over.
 MANY_BLOCKS = 128
-#: Threads of long rows that a multiprocessor can run at once, as far as registers go.
+#: Threads that a multiprocessor has registers for, in kernels of long rows.
 RESIDENT_THREADS = 1024
-#: Such threads where each takes neighbouring rows, those that are crowded, and threads of a block, at most: more would
-#: spill registers.
+#: Threads that a multiprocessor has registers for if each processes neighbouring rows.
 THREAD_PER_ROW_RESIDENT = 640
+#: THREAD_PER_ROW_RESIDENT for crowded kernels, whose threads take more registers (`thread_per_row_blocks`).
 CROWDED_RESIDENT = 512
+#: Maximum number of threads of a block of these: more would spill registers.
 THREAD_PER_ROW_THREADS = 128
-#: Rows of which every warp counts the labels itself, at most, instead of a launch before; and rows of which it adds the
-#: weights of the labels, whose sum has the bits of that launch as long as one of its warps takes all of them.
+#: Maximum number of rows of which every warp counts the labels itself, which saves a separate launch.
 SELF_COUNTING_ROWS = 1024
+#: Rows that one warp of the separate launch processes; also the maximum number of rows of which every warp adds the
+#: weights of the labels itself. The sum then has the same bits as in the separate launch, where one warp processes all
+#: these rows.
 COUNTED_AT_ONCE = 8 * WARP
-#: Bytes of a row that a block takes, where a cluster can take the others. Rows with targets per class take the first
-#: number if two blocks are enough then, because blocks of a multiprocessor hide each other's barriers; otherwise the
-#: second, because larger clusters leave multiprocessors idle.
+#: Maximum bytes of a row per block, if a cluster can hold the rest of the row. With dense targets only if two blocks
+#: then suffice, because blocks of a multiprocessor hide each other's barriers.
 PART_BYTES = 65 << 10
+#: PART_BYTES for longer rows with dense targets: larger clusters leave multiprocessors idle.
 DENSE_PART_BYTES = 130 << 10
-#: Threads of a block that takes a row of logits, at most, and how many such blocks a multiprocessor has registers for:
-#: of those that wait for others of a cluster, or have more to compute, and of others.
+#: Maximum number of threads of a block that shares a row of logits.
 BLOCK_THREADS = 512
+#: Number of these blocks that a multiprocessor has registers for, if blocks wait for others of a cluster or compute
+#: more than a loss.
 BLOCK_BLOCKS = 3
+#: BLOCK_BLOCKS for other blocks.
 PLAIN_BLOCKS = 2
-#: Bytes of a row, up to which the next one is brought to the cache prefetch of its turn, and half as many blocks run.
+#: Maximum bytes of a row for which the next row is prefetched into L2, and half as many blocks run.
 PREFETCH_BYTES = 16 << 10
-#: Threads of rows without gradients that a multiprocessor can run at once, where they do not stay on chip: rows that so
-#: many threads would share, at least, and so many rows that they fill a GPU without being shared by several blocks.
+#: Threads that a multiprocessor can run at once for streamed rows: without gradients, not kept on chip.
 STREAMED_THREADS = 640
+#: Minimum number of threads that would share such a row otherwise.
 STREAMED_WIDTH = 512
+#: Minimum number of such rows: as many as fill a GPU without several blocks per row.
 STREAMED_ROWS = 256
-#: Threads of short rows of 32 bits without gradients that a multiprocessor runs at once, which are in registers, where
-#: a warp takes a row, and where several share it; such rows, at least; lanes that share one, at least and at most. In
-#: 16 bits shared memory is faster.
+#: Threads that a multiprocessor runs at once for pipelined rows (short rows of 32-bit elements without gradients, in
+#: registers) that are shared by at most a warp. In 16 bits shared memory is faster.
 PIPELINED_THREADS = 384
+#: PIPELINED_THREADS for rows that several warps share.
 PIPELINED_SHARED_THREADS = 512
+#: Minimum number of pipelined rows.
 PIPELINED_ROWS = 1 << 14
+#: Minimum number of threads that share a pipelined row.
 PIPELINED_LANES = 4
+#: Maximum number of threads that share a pipelined row.
 PIPELINED_LANES_MOST = 128
-#: Threads of a block whose lanes share rows, and how many of these blocks a multiprocessor has registers for: in fewer
-#: registers they spill, and each number that is read back waits for the memory.
+#: Threads of a block whose lanes share rows.
 SUBWARP_BLOCK_THREADS = 128
+#: Number of these blocks that a multiprocessor has registers for: with fewer registers per thread they spill, and each
+#: reload waits for memory.
 SUBWARP_BLOCKS = 8
-#: The latter where a lane takes more than two elements at the ends of a row.
+#: SUBWARP_BLOCKS if a lane has more than two edge elements of a row.
 MANY_EDGES_BLOCKS = 7
-#: Blocks of THREADS threads that a multiprocessor has registers for, of gradients in 16 bits whose lanes share rows
-#: with a target per class. A compiler that is free to choose may take a few registers more, which leave room for two.
+#: Number of blocks of THREADS threads that a multiprocessor has registers for, in kernels of 16-bit gradients with
+#: dense targets whose lanes share rows. Without the bound the compiler may take a few registers more, which leave room
+#: for only two blocks.
 DENSE_SUBWARP_BLOCKS = 3
-#: Such blocks of two softmaxes in 16 bits whose rows a thread has alone, if the term's derivative is the gradient.
+#: Number of such blocks in kernels of two softmaxes in 16 bits with one thread per row, if the derivative of the term
+#: is the gradient.
 DENSE_ALONE_BLOCKS = 4
-#: Elements at the ends of a row that a lane takes, at most, where there are more lanes than a GPU runs at once: as few
-#: lanes as that allows share a short row, so that a warp has many rows on their way.
+#: Maximum number of edge elements of a row per lane, if there are at least MANY_LANES lanes. As few lanes as that
+#: allows share a short row, so that a warp has many rows in flight.
 LANE_EDGES = 4
+#: Number of lanes from which on there are more than a GPU runs at once.
 MANY_LANES = 1 << 17
-#: Rows from which on they are many: kernels of their own for a number of classes are worth their compilation.
+#: Number of rows from which on a kernel for each number of classes is worth its compilation.
 MANY_ROWS = 1 << 14
-#: Classes that lie apart, up to which a thread of few takes a row alone, by bytes of a logit: it goes through them one
-#: by one, and loads those of 16 bits a few at a time.
+#: Maximum number of strided classes that a thread processes alone if rows are few, by bytes of a logit: it processes
+#: classes one by one, and loads those of 16 bits a few at a time.
 APART_CLASSES = {2: 48, 4: 80, 8: 80}
-#: Rows with a target per class below which lanes share those whose terms take many instructions, by bytes of the widest
-#: operand, copied if their classes lie apart: a thread alone evaluates one class after another. And classes of 32 bits,
-#: apart in both operands, up to which a thread takes no longer than copies and lanes; and rows of 64 bits from which on
-#: copies for a value alone take longer.
+#: HEAVY_TERM_ROWS: number of rows with dense targets, by bytes of the widest operand, below which lanes share rows
+#: whose term takes many instructions, because a thread alone evaluates one class after another. Rows of strided classes
+#: are copied for that. HEAVY_TERM_CLASSES: maximum number of 32-bit classes, strided in both operands, for which one
+#: thread takes no longer than copies and lanes. HEAVY_VALUE_ROWS: number of 64-bit rows from which on copies take
+#: longer, if no gradient is written.
 HEAVY_TERM_ROWS, HEAVY_TERM_CLASSES, HEAVY_VALUE_ROWS = {2: 0, 4: MANY_ROWS, 8: 1 << 62}, 8, 1 << 15
-#: Classes that lie apart of rows with gaps, with a target for each, that are copied for wider words, at least.
+#: Minimum number of strided classes, in rows with gaps and dense targets, that are copied so that wider words are
+#: moved.
 WORD_CLASSES = 16
-#: Rows of few classes that are copied if there are gaps between them, at least. Classes of two operands that are
-#: copied for that reason, at most, by the bytes of an element and by whether threads exchange more than once.
+#: Minimum number of rows of few classes that are copied if there are gaps between them.
 PADDED_ROWS = 1 << 13
+#: Maximum number of classes of two operands that are copied for that reason, by bytes of an element and by whether
+#: threads exchange more than once per row.
 PADDED_CLASSES = {(2, False): 112, (2, True): 112, (4, True): 88}
-#: Classes of a row in the registers of one lane, at most: contiguous ones, those of 16 bits; and registers of columns
-#: that lie there.
+#: Maximum number of contiguous classes of a row in the registers of one lane.
 PACKED_CLASSES = 112
+#: PACKED_CLASSES in 16 bits.
 PACKED_CLASSES_NARROW = 160
-#: Fewer classes of rows that consist of whole vectors, which few lanes of a warp share well.
+#: PACKED_CLASSES for rows of whole vectors: few lanes of a warp share longer ones well.
 PACKED_CLASSES_WHOLE = 72
-#: Classes of rows that a lane keeps in registers if more is computed than a loss, at most, as ``kMaxKept`` of
-#: ``kernels/softmax/register_rows.cuh``; and threads that a multiprocessor runs of longer rows, which stay in shared
-#: memory.
+#: Maximum number of classes of a row that a lane keeps in registers if more than a loss is computed: ``kMaxKept`` of
+#: ``kernels/softmax/register_rows.cuh``. Longer rows stay in shared memory.
 PACKED_CLASSES_HEAVY = 32
-#: Blocks of a multiprocessor that take rows of which a lane has several, as many as their chunks suffice for: a
-#: compiler that is free to choose would rather spill registers than leave no room for more.
+#: Number of blocks of a multiprocessor whose lanes hold several rows each, as many as there are chunks for. Without the
+#: bound the compiler spills registers to make room for more blocks.
 PACKED_BLOCKS = 4
-#: Rows with gaps that a warp copies as one stretch, gaps included: the most elements from class to class; the largest
-#: ratio of a pitch to the elements of its row, because gaps are read for nothing; and the most bytes of shared memory
-#: that a warp takes, because a multiprocessor runs fewer warps of more.
+#: Maximum class stride, in elements, of rows with gaps that a warp copies as one stretch, gaps included.
 GAP_STEP = 4
+#: Maximum ratio of the pitch of these rows to their length: gaps are read for nothing.
 GAP_RATIO = 2
+#: Maximum bytes of shared memory per warp for these rows: with more, a multiprocessor runs fewer warps.
 GAP_BYTES = 24 << 10
+#: Threads that a multiprocessor runs for rows of more than PACKED_CLASSES_HEAVY classes, which stay in shared memory.
 ROLLED_RESIDENT = 640
+#: Maximum number of registers for the columns of a lane.
 COLUMN_REGISTERS = 64
-#: Classes of columns that a lane takes alone, at most: with more, shared memory serves them better; and classes of 16
-#: bits where no vector divides the rows.
+#: Maximum number of classes of columns that a lane holds in registers: for more, shared memory is faster.
 COLUMN_CLASSES = 8
+#: COLUMN_CLASSES in 16 bits if no vector divides the rows.
 ODD_COLUMN_CLASSES = 15
-#: Neighbouring rows that warps take in tiles though they lie in no vectors, at least: their last tile is not full.
-#: Partial sums of these tiles at most: an H100 has as many warps, which take the same number of tiles. Rows from which
-#: on a thread takes four in 16 bits, not two: there are tiles for all of these warps.
+#: Minimum number of neighbouring rows that warps process in tiles although no vector divides them: their last tile is
+#: not full.
 INTERLEAVED_ROWS = 512
+#: Maximum number of partial sums of these tiles: an H100 has as many warps, which then process equal numbers of tiles.
 INTERLEAVED_CHUNKS = 2640
+#: Number of rows from which on a thread processes four rows in 16 bits instead of two: there are then tiles for all of
+#: these warps.
 MANY_INTERLEAVED = 1 << 17
-#: Classes of rows whose operands both lie in the registers of a lane, at most: contiguous ones and columns; and
-#: threads that a multiprocessor has registers for.
+#: Maximum number of contiguous classes of a row of which a lane holds both operands in registers.
 DENSE_PACKED_CLASSES = 16
+#: Maximum number of strided classes of such a row.
 DENSE_COLUMN_CLASSES = 32
+#: Threads of these layouts that a multiprocessor has registers for.
 DENSE_REGISTER_RESIDENT = 512
+#: Threads of a block whose lanes hold columns in registers.
 COLUMN_THREADS = 256
+#: Threads that a multiprocessor has registers for in these blocks.
 COLUMN_RESIDENT = 512
-#: Classes of columns up to which a lane that takes one row at once leaves registers for half as many more threads, by
-#: bytes of a logit; the partial sums of these, as many as an H100 has warps, and the rows from which on there are so
-#: many.
+#: Maximum number of classes of columns, by bytes of a logit, for which a lane that processes one row at a time leaves
+#: registers for half as many threads again.
 LIGHT_COLUMN_CLASSES = {2: 15, 4: 5, 8: 0}
+#: Maximum number of partial sums of these columns: as many as an H100 has warps.
 LIGHT_COLUMN_CHUNKS = 3168
+#: Number of rows from which on LIGHT_COLUMN_CHUNKS applies.
 MANY_COLUMNS = 1 << 20
-#: Values of contiguous classes that a lane takes at once, of several rows if classes are fewer.
+#: Values of contiguous classes that a lane processes at once, of several rows if there are fewer classes.
 PACKED_VALUES = 8
+#: Maximum number of these rows.
 PACKED_ROWS = 4
+#: Maximum number of threads of a block of packed rows.
 PACKED_THREADS = 128
-#: Warps of a block that share a tile of columns; bytes of a block of which a multiprocessor runs three, or two; and
-#: bytes of a row, from which on a block of one thread per row has few threads.
+#: Warps of a block that share a tile of columns.
 TILE_WARPS = 8
+#: Maximum bytes of shared memory of a block, if a multiprocessor is to run three of them, or two.
 TILE_BYTES = (73 << 10, 111 << 10)
+#: Minimum bytes of a row that warps share as columns: a block with one thread per row would have few threads.
 TILE_ROW_BYTES = 192
-#: Rows from which on such a row may have twice as many bytes: threads alone keep a GPU busy.
+#: Number of rows from which on that minimum is twice as large: one thread per row then keeps a GPU busy.
 TILE_MANY_ROWS = 1 << 16
-#: Threads of tiles that a multiprocessor has registers for.
+#: Threads that a multiprocessor has registers for in kernels of tiles.
 TILE_RESIDENT = 1024
-#: Rows of tiles that keep them in shared memory, at least.
+#: Minimum number of rows of tiles that stay in shared memory.
 TILE_ROWS = 1 << 10
-#: Slices of columns, which blocks share rows by: their number, as many blocks as 132 multiprocessors run at once, on
-#: every GPU, because slices decide the order of additions; warps of a block, and threads of a multiprocessor, which are
-#: few, so that each has many vectors on its way; bytes of a vector at most, by those of a logit; and classes of few
-#: rows, at least.
+#: Number of slices of the classes of columns, one per block, unless there are more tiles or too few classes. As many
+#: blocks as 132 multiprocessors run at once, on every GPU, because slices determine the order of additions.
 SLICES = 2 * 132
+#: Warps of a block that processes slices.
 SLICE_WARPS = 8
+#: Threads of a multiprocessor that process slices: few, so that each has many vectors in flight.
 SLICE_RESIDENT = 512
+#: Maximum bytes of a vector in slices, by bytes of a logit.
 SLICE_BYTES = {2: 4, 4: 8, 8: 8}
+#: Minimum number of classes of few rows that are cut into slices.
 SLICE_CLASSES = 1 << 10
-#: Elements of rows that slices read where they lie, at least, unless these are read again: of fewer a copy takes less
-#: time.
+#: Minimum number of elements of rows that slices read in place, unless they are read again: for fewer, a copy takes
+#: less time.
 SLICE_ELEMENTS = 1 << 20
-#: Tiles of so many elements, at least, as long as each reads whole sectors of a class: one block combines the parts of
-#: a tile. Not of more bytes than a cache holds, which would fetch the sectors between again.
+#: Minimum number of tiles that SLICE_ELEMENTS or more elements are cut into, as long as each tile contains whole
+#: sectors of a class: one block combines the parts of a tile.
 SLICE_TILES = 4
+#: Maximum bytes of logits to which SLICE_TILES applies. More do not fit into a cache, and narrower tiles would fetch
+#: the sectors between again.
 SLICE_CACHED_BYTES = 1 << 25
-#: Rows of a tile, at most, where classes begin within sectors: of larger ones there are too few.
+#: Maximum number of rows of a tile if classes begin within sectors: of larger tiles there are too few.
 SLICE_ROWS = 128
-#: Vectors that a thread has on its way (``kAhead``), by the slices that there are then, at least; and doubles, of which
-#: more would be too many instructions.
+#: Vectors that a thread has in flight (``kAhead``), each with the minimum number of slices for it.
 SLICE_AHEAD = ((16, SLICES), (8, 32), (2, 1))
+#: Vectors of doubles that a thread has in flight: more would take too many instructions.
 SLICE_DOUBLES_AHEAD = 2
-#: Vectors of a row that a thread takes for second derivatives, at least, and threads that keep a GPU busy then.
+#: Minimum number of vectors of a row per thread for second derivatives.
 SECOND_VECTORS = 2
+#: Number of threads that keep a GPU busy with second derivatives.
 SECOND_THREADS = 1 << 16
-#: Classes that a thread reads together then, as far as vectors are narrower.
+#: Classes that a thread loads together for second derivatives, as one or more vectors.
 SECOND_CLASSES = 8
-#: Classes of rows that a thread takes alone though these are few: of each class it waits for memory.
+#: FEW_CLASSES for second derivatives of fewer than MANY_ROWS rows: a thread waits for memory for each class.
 SECOND_FEW_CLASSES = 16
-#: Classes with a target each of many rows that a thread takes alone, at most, since it stages none of them in shared
-#: memory; and vectors of a row with single elements at its ends, at least.
+#: FEW_CLASSES for second derivatives with dense targets: a thread stages no classes in shared memory.
 SECOND_DENSE_CLASSES = 4
+#: Minimum number of vectors of a row with edge elements, for second derivatives; with fewer, vectors are narrower.
 SECOND_EDGES = 16
-#: Blocks of warps that share no row, at least: of fewer large ones some multiprocessors have twice as many as others.
+#: Minimum number of blocks of warps that share no row: with fewer, larger blocks some multiprocessors have twice as
+#: many as others.
 SECOND_BLOCKS = 4 * MANY_BLOCKS
-#: Classes of a lane for second derivatives in registers, as long as there are lanes to take the others: with a target
-#: each, or with a label of the row, whose loss each lane evaluates; bytes of their logits then; and classes of a lane
-#: at most, by the bytes of a logit.
+#: Classes per lane for second derivatives in registers with dense targets, as long as there are lanes for the rest.
 SECOND_LANE_CLASSES = 16
+#: SECOND_LANE_CLASSES for class indices, where each lane evaluates the loss of the row.
 SECOND_LABEL_CLASSES = 32
+#: Maximum bytes of the logits of these classes.
 SECOND_LANE_BYTES = 64
+#: Maximum number of classes per lane, by bytes of a logit.
 SECOND_LANE_MOST = {2: 32, 4: 32, 8: 8}
-#: Classes with a target each of rows that warps stage instead, at most; of rows in registers though their classes lie
-#: apart, numbers of 4 bytes; and of such rows that are read in any order.
+#: Maximum number of classes of rows with dense targets that warps stage in shared memory instead.
 SECOND_STAGED_CLASSES = 16
+#: Maximum number of strided classes of a row in registers, in numbers of 4 bytes.
 SECOND_APART_CLASSES = 24
+#: Maximum number of classes of rows in registers that are read in place whatever their order, with rows or with classes
+#: contiguous.
 SECOND_ORDER_CLASSES = 8
-#: The warps of a block share rows of more classes that lie apart for second derivatives: the most warps and the most
-#: classes of a warp, by the bytes of a number, and the fewest rows.
+#: Maximum number of warps of a block that share rows of more strided classes for second derivatives, by bytes of a
+#: number.
 SECOND_COLUMN_WARPS = {2: 16, 4: 16, 8: 12}
+#: Maximum number of classes per warp of such rows, by bytes of a number.
 SECOND_COLUMN_CLASSES = {2: 19, 4: 19, 8: 8}
+#: Minimum number of such rows.
 SECOND_COLUMN_ROWS = 1 << 10
-#: The fewest classes of such rows with a label each, by the bytes of a number; a thread alone keeps rows of fewer
-#: classes in shared memory, where those of 16 bits are copied one by one.
+#: Minimum number of classes of such rows with class indices, by bytes of a number. A thread alone keeps rows of fewer
+#: classes in shared memory, to which those of 16 bits are copied one by one.
 SECOND_LABEL_COLUMNS = {2: 10, 4: 17, 8: 25}
-#: Registers that a thread of such a kernel takes, and that each of its classes takes, by whether labels are smoothed or
-#: classes have targets of their own; and all registers of a thread that computes in float64.
+#: Registers of a thread of such a kernel besides its classes; the key is True if labels are smoothed or targets are
+#: dense.
 SECOND_COLUMN_REGISTERS = {False: 30, True: 36}
+#: Registers for each of its classes, by the same key.
 SECOND_CLASS_REGISTERS = {False: 3, True: 4}
+#: All registers of a thread of such a kernel in float64.
 SECOND_DOUBLE_REGISTERS = 168
-#: Threads of a block of them.
+#: Maximum number of threads of a block for second derivatives in registers, if no warps share a row.
 SECOND_REGISTER_THREADS = 128
-#: The warps of a block share a tile of 32 rows with a target per class that lie apart, if a multiprocessor has shared
-#: memory for fewer than DENSE_COLUMN_TILES of them. The number of warps that take all tiles of a multiprocessor, and
-#: that of affine terms in float64; the most warps of a block; and the threads of a multiprocessor that registers last
-#: for.
+#: The warps of a block share a tile of 32 rows of strided classes with dense targets if a multiprocessor has shared
+#: memory for fewer than this number of tiles.
 DENSE_COLUMN_TILES = 16
+#: Number of warps that process all tiles of a multiprocessor.
 DENSE_COLUMN_WARPS = 24
+#: DENSE_COLUMN_WARPS for affine terms in float64.
 DENSE_COLUMN_DOUBLE_WARPS = 16
+#: Maximum number of warps of a block that share such a tile.
 DENSE_COLUMN_MOST = 10
+#: Threads that a multiprocessor has registers for in these kernels.
 DENSE_COLUMN_RESIDENT = 1024
-#: Elements whose classes may lie apart though warps share rows, at most: copies of so few take longer.
+#: Maximum number of elements whose classes may be strided although lanes share rows: copies of so few take longer.
 SECOND_APART = 1 << 16
-#: Threads of a block that are no unit of their own.
+#: Threads of a block whose warps work independently.
 THREADS = 256
-#: Layouts whose gradients are computed again from the logits, because that reads no more than a residual would; and all
-#: in which a thread writes gradients of whole rows from a residual.
+#: Layouts whose backward recomputes gradients from the logits, because that reads no more than a residual would.
 RECOMPUTED = ("thread_per_row", "interleaved_rows", "packed_rows", "columns", "column_tiles")
+#: All layouts in which one thread writes the gradients of whole rows from a residual.
 IN_THREADS = ("thread_per_row_packed", *RECOMPUTED)
-#: Layouts of log-probabilities of which gradients are found from these again, because a residual of each row would be
-#: as large as its gradient, or would be read as often.
+#: Layouts of log-probabilities whose backward evaluates these again, because a residual of each row would be as large
+#: as its gradient, or would be read as often.
 RECOMPUTED_LABELS = ("label_only", "label_only_few", "label_only_rows", "label_only_columns")
-#: Those in which a thread keeps strided rows in shared memory.
+#: Layouts in which a thread keeps strided rows in shared memory.
 STRIDED = ("thread_per_row", "interleaved_rows")
-#: Layouts of log-probabilities whose gradients warps write in tiles.
+#: Layouts of log-probabilities that warps process in tiles.
 IN_TILES = ("label_only_tiles", "label_only_few", "label_only_sparse", "label_only_rows", "label_only_columns")
-#: Partial sums, and notes of teams, at most; and partial sums of a divisor.
+#: Maximum number of chunks, each with a partial sum and a record of ``grad_output``.
 MAX_CHUNKS = 1 << 14
+#: Maximum number of partial sums of a divisor.
 COUNT_CHUNKS = 1 << 12
-#: The former where few warps are resident, each of which then takes one chunk, from tile to tile through all of memory;
-#: and the threads of a multiprocessor up to which these are few.
+#: MAX_CHUNKS if few warps are resident: each then processes one chunk, from tile to tile through all of memory.
 WARP_CHUNKS = 1 << 11
+#: Maximum number of resident threads of a multiprocessor that count as few.
 WARP_CHUNKS_RESIDENT = 704
-#: Blocks of a multiprocessor that compute the divisor of a mean: with more, a lane has no registers for all the labels
-#: that it reads together.
+#: Number of blocks of a multiprocessor that compute the divisor of a mean: with more, a lane has no registers for all
+#: the labels that it loads together.
 COUNT_BLOCKS = 4
-#: Tiles of few contiguous classes, of at most 32 bits, up to which partial sums are as few: adding more would take
-#: longer than what idle warps lose.
+#: Maximum number of tiles of few contiguous classes, of at most 32 bits, for which there are only WARP_CHUNKS partial
+#: sums: adding more would take longer than what idle warps lose.
 FEW_TILES = 1 << 15
 
 
 @dataclass(frozen=True)
 class RowStrides:
-    """A tensor of rows: strides of the dimensions of the rows, and of the classes, in elements."""
+    """Strides of a tensor of rows, in elements: those of the dimensions of the rows, and that of the classes."""
 
     strides: tuple[int, ...]
     class_stride: int
@@ -359,20 +424,40 @@ class RowStrides:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Geometry of a launch. ``words`` is the kernel's ``RowSpace``; ``chunks`` are partial sums, which teams of threads
-    take, ``per_block`` of them in a block, or one in ``cluster`` blocks. ``shared`` are bytes, ``resident`` the threads
-    that a multiprocessor runs at once, half of them with gradients if rows are brought to the cache ``prefetch``.
-    ``streamed`` are the threads of a block that take a row whose gradients are not asked for, 0 where they take it in
-    the same way. Of rows in registers ``warps`` share a row, and a thread takes ``per_thread`` classes; of tiles of
-    gradients a lane stores ``per_thread`` vectors. ``shifted`` rows lie otherwise than their gradients: vectors of
-    gradients are cut out of those of logits in shared memory, and operands with a target per class are shifted on their
-    way there. Logits are ``gathered`` there if classes lie apart, or copied there together with their gaps if these are
-    small, with classes ``step`` elements apart, 0 of other layouts, and ``padded`` by 16 bytes a row. Of interleaved
-    rows of 16 bits classes that are ``step`` apart begin in the same half of a word, ``shifted`` ones in the other half
-    than their gradients, and ``gathered`` ones some so and some so. Rows may have single elements at their ends, of
-    which a thread takes up to ``edges``. Of second derivatives in registers a lane takes ``per_thread`` vectors, some
-    lanes fewer if rows are ``partial``. Of rows that blocks share by their classes so many ``lanes`` read a class, and
-    a thread has ``per_thread`` vectors on their way.
+    """Geometry of a launch.
+
+    Attributes:
+        kind: One of the layouts of this module.
+        vec_size: Elements of a vector, along the classes, or over neighbouring rows of strided classes.
+        width: Threads of a block that share a row; for layouts that cut classes into slices, the number of slices.
+        threads: Threads of a block.
+        chunks: Number of chunks of rows that workers claim, each with one partial sum.
+        per_block: Workers of a block; 1 if the worker is a block or a cluster.
+        cluster: Blocks of a cluster; 1 without clusters.
+        shared: Bytes of dynamic shared memory of a block.
+        rank, words: Dimensions that fit into the kernel's ``RowSpace``, and its 64-bit words.
+        resident: Threads that a multiprocessor runs at once; half as many with gradients if ``prefetch``.
+        streamed: Threads of a block that processes a row without gradients in another way (streamed rows); 0 if there
+            is no such way.
+        prefetch: True if the next row is prefetched into L2.
+        per_thread: Classes per thread, if rows are in registers or their number is a compile-time constant; vectors per
+            lane of second derivatives in registers that lanes share; vectors, or rows, per lane of a tile of
+            log-probabilities; vectors that a thread has in flight in slices.
+        warps: Warps that share a row, or a tile of rows.
+        shifted: True if rows are aligned differently from their gradients. With class indices, vectors of gradients are
+            cut out of the vectors of logits in shared memory. With dense targets, operands are shifted on their way to
+            shared memory. In interleaved rows of 16 bits: True if rows begin in the other half of a word than their
+            gradients.
+        gathered: True if strided classes are gathered in shared memory. In interleaved rows of 16 bits: True if some
+            rows begin in the same half of a word as their gradients, and others do not.
+        turns: Rows that a warp processes one after another in a chunk of pipelined rows; 0 if rows are not pipelined.
+        edges: Maximum number of edge elements of a row per thread.
+        partial: True if some lanes have fewer than ``per_thread`` classes or vectors.
+        lanes: Threads that read a class, if blocks share rows by their classes.
+        step: Class stride, in elements, of logits that a warp copies to shared memory together with their gaps; 0 for
+            other layouts. In interleaved rows of 16 bits: 1 if all classes begin in the same half of a word, 2 if every
+            second class does.
+        padded: True if rows that are copied with their gaps get 16 more bytes in shared memory.
     """
 
     kind: str
@@ -401,7 +486,7 @@ class RowLayout:
 
     @property
     def slices(self) -> int:
-        """The slices of the classes of all tiles that blocks share; 0 of other layouts."""
+        """Number of slices of the classes of all tiles that blocks share; 0 for other layouts."""
         return self.width if self.kind == "column_slices" else 0
 
 
@@ -417,10 +502,14 @@ def row_layout(
     shifts: bool = True,
     capped: bool = False,
 ) -> RowLayout:
-    """The layout of rows of a given shape. ``others`` are the strides of labels, mask and results; ``kept`` the bytes
-    that stay on chip of each class of a warp's row, if those are more than its logit's; ``heavy`` whether more is
-    computed than a loss; ``shifts`` whether logits may lie otherwise than their gradients, if that takes wider vectors;
-    ``capped`` whether logits have a cap.
+    """Returns the layout of rows of a given shape with class indices.
+
+    Args:
+        others: Strides of labels, mask and results.
+        kept: Bytes per class that stay on chip in rows that one warp processes, if more than those of its logit.
+        heavy: True if more is computed than a loss.
+        shifts: True if logits may be aligned differently from their gradients where that allows wider vectors.
+        capped: True if logits have a cap.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
@@ -428,7 +517,7 @@ def row_layout(
     gathers = not together and shifts and gathered(classes, sizes, (strides[0], strides[1]), (logits, gradients), chip)
     vec_size = vector_size(sizes, strides, logits, gradients, together)
     cluster, shifted, per_thread, each_edges = 1, False, 0, 0
-    # Lanes that share a row of more classes do it well in vectors that need no shift.
+    # Lanes share rows of more classes efficiently if vectors are wide enough without a shift.
     shared_well = together and classes > FEW_CLASSES and vec_size * logits.itemsize >= SHIFTED_BYTES
     if shifts and not shared_well and has_small_gaps(rows, classes, (logits, gradients), sizes, strides, heavy):
         return _packed_layout(rows, classes, logits, gradients, sizes, strides, heavy, logits.class_stride)
@@ -438,12 +527,12 @@ def row_layout(
         return found
     few = LANE_CLASSES if rows <= LANE_ROWS else FEW_CLASSES
     if gathers or (together and classes > few):
-        # In long rows elements of 8 bytes are faster one by one.
+        # In long rows, 8-byte elements are faster one by one than shifted.
         shifted = gathers or (shifts and logits.itemsize < 8 and vec_size * logits.itemsize < 16)
         of_block, size = (SUBWARP_BLOCK_THREADS, BLOCK_THREADS), logits.itemsize
         vec_sizes = (16 // logits.itemsize, *(() if gathers else (vec_size,))) if shifted else (vec_size,)
         for vec_size in vec_sizes:
-            # Vectors of gradients are cut out of staged logits, or of numbers of as many bytes in their place.
+            # Vectors of gradients are cut out of staged logits, or of numbers of the same size that replace these.
             cuts = shifted and not gathers
             stays = 0 if cuts and size < kept else kept
             alike = ((gradients,), strides[1:2]) if gathers else ((logits, gradients), strides[:2])
@@ -456,12 +545,12 @@ def row_layout(
             if kind != "two_pass":
                 of_thread = _stage(classes // vec_size, width * cluster) * vec_size
                 of_thread *= max(size, stays) if kind == "subwarp" else size
-                # Each of the warps that share a row has room for one vector more.
+                # Each of the warps that share a row needs space for one more vector.
                 beside = threads // WARP if kind == "block" and cuts else 0
                 shared = (threads + beside) * of_thread
                 if shared <= chip.shared - DECLARED_BYTES:
                     break
-            # Rows that are read twice go through no shared memory.
+            # Rows that are read twice are not staged in shared memory.
             shifted, shared = False, 0
         each_edges = -(-2 * (vec_size - 1) * edges // width) if kind != "two_pass" else 0
         per_block, units = 1, -(-rows // (threads // width))
@@ -497,13 +586,14 @@ def row_layout(
 
 
 def pipelined_threads(lanes: int) -> int:
-    """Threads that a multiprocessor runs at once of rows that so many lanes share, in registers."""
+    """Threads that a multiprocessor runs at once for pipelined rows, each shared by this many lanes."""
     return PIPELINED_SHARED_THREADS if lanes > WARP else PIPELINED_THREADS
 
 
 def _turns(kind: str, width: int, threads: int, cluster: int, vectors: int, rows: int) -> int:
-    """Rows that a warp takes one after another where it takes a chunk of so many rows of a group without gradients; 0
-    where warps take them as with gradients: a single row has no next one to load meanwhile.
+    """Rows that a warp processes one after another in a chunk of pipelined rows; 0 if rows are not pipelined.
+
+    A group processes ``rows`` rows of a chunk. A single row has no next one to load meanwhile.
     """
     fits = cluster == 1 and vectors <= VECTORS * width and PIPELINED_LANES <= width <= PIPELINED_LANES_MOST
     turns = rows * (threads // WARP if kind == "subwarp" else 1) * fits
@@ -522,7 +612,7 @@ def _in_registers(
     chip: Chip,
     heavy: bool,
 ) -> RowLayout | None:
-    """The layout of many rows that fit into registers, or that warps share as columns; or None."""
+    """Returns the layout of many rows that fit into registers, or that warps share as columns; or None."""
     size = logits.itemsize
     if classes < 2:
         return None
@@ -560,7 +650,7 @@ def _in_registers(
 
 
 def column_resident(classes: int, rows: int, size: int) -> int:
-    """Threads that a multiprocessor has registers for whose lanes take so many rows of columns at once."""
+    """Threads that a multiprocessor has registers for if each lane processes this many rows of columns at once."""
     light = rows == 1 and classes <= LIGHT_COLUMN_CLASSES[size]
     return COLUMN_RESIDENT * 3 // 2 if light else COLUMN_RESIDENT
 
@@ -575,12 +665,13 @@ def _packed_layout(
     heavy: bool,
     step: int = 0,
 ) -> RowLayout:
-    """The layout of many rows of few classes that a warp moves together; of logits with gaps, with their classes
-    ``step`` elements apart.
+    """Returns the layout of many rows of few classes that a warp moves together.
+
+    Logits with gaps have a class stride of ``step``; it is 0 for logits without gaps.
     """
     size, each, buffers = logits.itemsize, packed_rows_of_lane(classes), packed_buffers(classes)
     pitch = strides[0][0] * size if step else 0
-    # Rows that fill their pitch but begin within 16 bytes would lie on both sides of what is put between them.
+    # 16 bytes are inserted after each pitch. They would split a row that is misaligned and fills its pitch.
     padded = step > 0 and pitch % 32 == 0 and logits.misalignment + ((classes - 1) * step + 1) * size <= pitch
     vec_size = gcd(16, logits.misalignment, pitch or gradients.misalignment) // size
     shifted = step > 0 or (gradients.misalignment == 0 and vec_size < 16 // size)
@@ -600,8 +691,9 @@ def _packed_layout(
 
 
 def packed_stage(classes: int, size: int, pitch: int, shifted: bool) -> int:
-    """Bytes of shared memory for the tiles of a warp that moves rows of few classes together; ``pitch`` bytes from row
-    to row of logits with gaps there, or 0.
+    """Bytes of shared memory for the tiles of a warp that moves rows of few classes together.
+
+    ``pitch`` is the number of bytes from row to row there of logits with gaps; 0 for logits without gaps.
     """
     tile = WARP * packed_rows_of_lane(classes)
     return (tile * max(packed_pitch(classes * size), pitch) + 16 * shifted) * packed_buffers(classes)
@@ -615,11 +707,12 @@ def has_small_gaps(
     strides: Sequence[Sequence[int]],
     heavy: bool,
 ) -> bool:
-    """True of many rows of few classes with small gaps between rows, or between classes, that a warp copies to shared
-    memory as one stretch: gaps lie in sectors that are read anyway. ``tensors`` are the logits and their gradients,
-    which follow each other without gaps, ``strides`` begin with those of both; ``heavy`` rows compute more than a loss.
-    Of more than FEW_CLASSES classes only those of 16 bits gain, and those that are apart in 32: lanes that share a row
-    read others one by one as fast.
+    """True if there are many rows of few classes with small gaps, which a warp copies to shared memory as one stretch.
+
+    Gaps may be between rows or between classes; they are in sectors that are read anyway. ``tensors`` are the logits
+    and their gradients, which have no gaps. ``strides`` begin with those of both. ``heavy`` rows compute more than a
+    loss. With more than FEW_CLASSES classes only 16-bit rows gain, and 32-bit rows of strided classes: other rows are
+    read as fast one by one by lanes that share a row.
     """
     logits, gradients = tensors
     step, size, pitch = logits.class_stride, logits.itemsize, strides[0][0]
@@ -634,14 +727,15 @@ def has_small_gaps(
 
 
 def _evenly_apart(pitch: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if each row begins ``pitch`` elements behind the one before it, over all dimensions, which begin with the
-    innermost.
+    """True if each row begins ``pitch`` elements after the previous one, over all dimensions.
+
+    The first dimension is the innermost one.
     """
     return all(s == pitch * prod(sizes[:d]) for d, s in enumerate(strides) if sizes[d] > 1)
 
 
 def interleaved(rows: int, classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]], size: int) -> bool:
-    """True of many neighbouring rows that lie in no vectors, of which a thread takes several."""
+    """True if there are many neighbouring rows that form no vectors, and a thread processes several of them."""
     near = strides[0][0] == strides[1][0] == 1 and sizes[0] >= INTERLEAVED_ROWS
     warps = 2 if size == 2 else 1
     fits = warps * interleaved_bytes(classes, interleaved_rows(rows, classes, size), size) <= SHARED_BYTES
@@ -650,8 +744,9 @@ def interleaved(rows: int, classes: int, sizes: Sequence[int], strides: Sequence
 
 
 def interleaved_rows(rows: int, classes: int, size: int) -> int:
-    """Rows of a thread of interleaved ones: in 16 bits fewer where there are few tiles, or a block would have a single
-    warp.
+    """Number of interleaved rows per thread.
+
+    In 16 bits there are fewer if there are few tiles, or if a block would have only one warp.
     """
     single = 2 * interleaved_bytes(classes, ROWS_PER_THREAD, size) > SHARED_BYTES
     narrow = size == 2 and (rows < MANY_INTERLEAVED or single)
@@ -659,14 +754,15 @@ def interleaved_rows(rows: int, classes: int, size: int) -> int:
 
 
 def interleaved_bytes(classes: int, rows: int, size: int) -> int:
-    """Bytes of shared memory of a warp whose threads have so many interleaved rows each. In 16 bits a class has words
-    of four bytes, one more than there are pairs (``kernels/softmax/paired_rows.cuh``).
+    """Bytes of shared memory of a warp whose threads each have this many interleaved rows.
+
+    In 16 bits a class consists of four-byte words, one more than there are pairs (``kernels/softmax/paired_rows.cuh``).
     """
     return classes * (4 * (rows // 2 * WARP + 1) if size == 2 else rows * WARP * size)
 
 
 def interleaved_threads(classes: int, rows: int, size: int) -> int:
-    """Threads of a block of such warps."""
+    """Threads of a block of these warps."""
     fits = SHARED_BYTES // interleaved_bytes(classes, rows, size)
     return min(THREAD_PER_ROW_THREADS, WARP * power_of_two(fits + 1) // 2)
 
@@ -696,8 +792,10 @@ def _interleaved_layout(
 def _between_halves(
     logits: RowStrides, gradients: RowStrides, sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> set[int]:
-    """0 if neighbouring rows of 16 bits begin in the same half of a word in logits and gradients, 1 if they begin in
-    the other half; both if some do and others do not.
+    """Set of 0 and 1, for 16-bit rows that are stored in 4-byte words.
+
+    It is {0} if neighbouring rows begin in the same half of a word in logits and in gradients, {1} if they begin in the
+    other half, and both if some do and others do not.
     """
     apart = [a - b for a, b, n in zip(strides[0], strides[1], sizes, strict=True) if n > 1]
     if any([x % 2 for x in (logits.class_stride - gradients.class_stride, *apart)]):
@@ -706,25 +804,28 @@ def _between_halves(
 
 
 def packed_rows_of_lane(classes: int) -> int:
-    """Rows of few contiguous classes that a lane takes at once."""
+    """Number of rows of few contiguous classes that a lane processes at once."""
     return min(PACKED_ROWS, power_of_two(max(1, PACKED_VALUES // classes)))
 
 
 def packed_buffers(classes: int) -> int:
-    """Places of a warp in shared memory for tiles of rows of few contiguous classes: 2 where the next tile is on its
-    way while one is evaluated. Tiles of a row per lane would pay more for that than they wait.
+    """Number of buffers in shared memory that a warp has for tiles of rows of few contiguous classes.
+
+    With 2, the next tile is in flight while one is evaluated. For tiles of one row per lane, the second buffer would
+    cost more than the wait.
     """
     return 2 if packed_rows_of_lane(classes) > 1 else 1
 
 
 def rolled(classes: int, heavy: bool, shifted: bool) -> bool:
-    """True of contiguous rows that a lane reads from shared memory again, some classes at a time."""
+    """True if a lane reads its contiguous rows from shared memory again, some classes at a time."""
     return heavy and not shifted and classes > PACKED_CLASSES_HEAVY
 
 
 def packed_registers(classes: int) -> int:
-    """Registers of a thread that takes rows of few contiguous classes: an upper bound, as counted. More blocks than a
-    multiprocessor has room for would wait with chunks of their own until the others have finished.
+    """Registers of a thread that processes rows of few contiguous classes: an upper bound, as counted.
+
+    More blocks than a multiprocessor has room for would wait, with chunks of their own, until the others have finished.
     """
     rows = packed_rows_of_lane(classes)
     if rows > 1:
@@ -733,13 +834,14 @@ def packed_registers(classes: int) -> int:
 
 
 def packed_pitch(row: int) -> int:
-    """Bytes from row to row in shared memory, as ``kPitch`` of ``kernels/softmax/packed_rows.cuh``."""
+    """Bytes from row to row in shared memory: ``kPitch`` of ``kernels/softmax/packed_rows.cuh``."""
     return row + 16 * (row % 32 == 0)
 
 
 def _column_rows(rows: int, classes: int, size: int, vec_size: int) -> int:
-    """Neighbouring rows that a lane takes to registers, of ``vec_size`` that can be moved at once; 0 if they do not
-    fit.
+    """Number of neighbouring rows that a lane reads to registers; 0 if they do not fit.
+
+    ``vec_size`` is the number of rows that can be moved at once.
     """
     most = ODD_COLUMN_CLASSES if size == 2 and vec_size == 1 else COLUMN_CLASSES
     if classes > most or rows < MANY_ROWS:
@@ -750,8 +852,10 @@ def _column_rows(rows: int, classes: int, size: int, vec_size: int) -> int:
 
 @dataclass(frozen=True)
 class TileShape:
-    """Columns that warps share: neighbouring rows of a lane, warps of a block, blocks of a cluster, bytes of shared
-    memory for logits and for what warps exchange.
+    """Shape of a tile of columns that warps share.
+
+    ``vec_size`` are the neighbouring rows per lane, ``warps`` those of a block, and ``cluster`` the blocks of a
+    cluster. ``shared`` and ``exchanged`` are bytes of shared memory for logits and for values that warps exchange.
     """
 
     vec_size: int
@@ -762,25 +866,26 @@ class TileShape:
 
 
 def tiled(rows: int, classes: int, size: int) -> bool:
-    """True of rows of strided classes that warps share as columns: many rows of too many classes for one thread."""
+    """True if warps share rows of strided classes as columns: many rows, with too many classes for one thread."""
     return rows >= TILE_ROWS and classes * size >= TILE_ROW_BYTES * (2 if rows >= TILE_MANY_ROWS else 1)
 
 
 def sliced(rows: int, classes: int, sizes: Sequence[int], size: int) -> bool:
-    """True of few rows of strided classes that blocks share as columns: of each class they read whole sectors."""
+    """True if blocks share few rows of strided classes as columns. They read whole sectors of each class."""
     return rows < TILE_ROWS and classes >= SLICE_CLASSES and sizes[0] * size >= SECTOR_BYTES
 
 
 def exchanged_bytes(lanes: int, warps: int, cluster: int, size: int, heavy: bool) -> int:
-    """The bytes of ``TileExchange`` in ``kernels/softmax/column_tiles.cuh``."""
+    """Bytes of ``TileExchange`` in ``kernels/softmax/column_tiles.cuh``."""
     numbers = max(1, size // 4) * 4
     parts = warps + (2 * cluster if cluster > 1 else 0)
     return WARP * lanes * numbers * (parts * (4 if heavy else 2) + 4)
 
 
 def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, heavy: bool) -> TileShape | None:
-    """Tiles whose warps read 256 bytes of a class, or else 128, and of which a multiprocessor runs several; of few
-    rows, and of 16 bits, first of all those in small clusters. None if rows do not fit into shared memory.
+    """Returns tiles whose warps read 256 bytes of a class, or else 128; None if rows do not fit into shared memory.
+
+    A multiprocessor runs several of these blocks. For few rows, and in 16 bits, small clusters are tried first.
     """
     clusters = (1, 2, 4, MAX_CLUSTER) if chip.clusters else (1,)
     widths = sorted({min(vec_size, max(1, x // size)) for x in (8, 4)}, reverse=True)
@@ -793,7 +898,7 @@ def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, he
             exchanged = exchanged_bytes(lanes, TILE_WARPS, cluster, size, heavy)
             shared = -(-classes // (TILE_WARPS * cluster)) * TILE_WARPS * rows_of_tile * size
             blocks = -(-rows // rows_of_tile) * cluster
-            # A warp of a cluster has some classes of its own.
+            # In a cluster each warp must have several classes.
             shares = cluster == 1 or classes >= 4 * TILE_WARPS * cluster
             if shares and shared + exchanged + 1024 <= min(limit, chip.shared) and blocks >= least:
                 shape = TileShape(lanes, TILE_WARPS, cluster, shared, exchanged)
@@ -802,8 +907,10 @@ def tile_shape(rows: int, classes: int, size: int, vec_size: int, chip: Chip, he
 
 
 def _in_fewer_waves(shape: TileShape, rows: int, classes: int, size: int, heavy: bool, room: int) -> TileShape:
-    """The shape, or one of clusters of seven blocks instead of eight, of which some more run at once: 32 tiles wait for
-    two clusters of eight in turn. ``room``: bytes of a block.
+    """Returns the shape, or one with clusters of seven instead of eight blocks if that takes less time.
+
+    Slightly more clusters of seven run at once: 32 tiles take two waves of clusters of eight. ``room`` is the maximum
+    number of bytes of shared memory of a block.
     """
     if shape.cluster != MAX_CLUSTER:
         return shape
@@ -819,7 +926,7 @@ def _in_fewer_waves(shape: TileShape, rows: int, classes: int, size: int, heavy:
 
 
 def _tile_blocks(tile: TileShape) -> int:
-    """Blocks that a multiprocessor has room for; each has 2 KiB besides."""
+    """Number of blocks that a multiprocessor has room for; each needs 2 KiB besides."""
     fits = max(1, (227 << 10) // (tile.shared + tile.exchanged + 2048))
     return max(1, min(TILE_RESIDENT // (tile.warps * WARP), fits))
 
@@ -868,7 +975,7 @@ def _slice_layout(
     ahead = next(x for x, least in SLICE_AHEAD if units(x) >= least)
     if logits.itemsize > 4:
         ahead = SLICE_DOUBLES_AHEAD
-    # Blocks that share a tile count its parts, for which a workspace has as many counters.
+    # Blocks that share a tile count its parts, and a workspace has one counter per tile.
     slices = max(tiles, min(SLICES, units(ahead)))
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
@@ -885,9 +992,11 @@ def _slice_lanes(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
 ) -> int:
-    """The threads that read a class of a tile: ``lanes``, or those of several warps if classes begin within sectors,
-    because a sector that lies in two tiles is moved twice. Larger tiles are not taken where more than an eighth of
-    their rows would not exist, beyond those that do not exist anyway.
+    """Returns the number of threads that read a class of a tile.
+
+    It is ``lanes``, or that of several warps if classes begin within sectors, because a sector that two tiles share is
+    moved twice. Larger tiles are rejected if more than an eighth of their rows would be past the last row, beyond those
+    that are so anyway.
     """
     if all(_whole_sectors(sizes, s, x) for s, x in zip(strides, tensors, strict=False)):
         return lanes
@@ -900,8 +1009,9 @@ def _slice_lanes(
 
 
 def slice_memory(layout: RowLayout, number: int, smoothed: bool) -> int:
-    """Doubles of workspace for the partial sums of tiles and the sums of their parts, which consist of numbers of so
-    many bytes.
+    """Doubles of workspace for the partial sums of tiles, and for the sums of their parts.
+
+    ``number`` is the number of bytes of a number in these sums.
     """
     rows = (layout.chunks + layout.slices) * layout.lanes * layout.vec_size
     return layout.chunks + 1 + rows * number * (4 if smoothed else 2) // 8
@@ -919,8 +1029,10 @@ def gathered(
     tensors: Sequence[RowStrides],
     chip: Chip,
 ) -> bool:
-    """True of rows that are read class by class though their gradients have contiguous classes: each lies in memory of
-    its own, and stays on chip. ``strides`` and ``tensors`` are those of the logits and of their gradients.
+    """True if strided logits are gathered class by class, although the classes of their gradients are contiguous.
+
+    Each row must occupy memory of its own and stay on chip. ``strides`` and ``tensors`` are those of the logits and of
+    their gradients.
     """
     logits, gradients = tensors
     step = logits.class_stride
@@ -932,33 +1044,36 @@ def gathered(
 
 
 def _near(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
-    """True if a warp reads neighbouring rows in whole lines."""
+    """True if a warp reads neighbouring rows in whole cache lines."""
     return sizes[0] > 1 and all(x[0] == 1 for x in strides)
 
 
 def spread_columns(rows: int, classes: int, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
-    """True of many rows of so few classes that a lane takes a row to registers though neighbouring logits are a few
-    elements apart. ``strides`` are those of the logits and of their gradients.
+    """True if a lane reads rows of few classes to registers although neighbouring logits are a few elements apart.
+
+    There must be many rows. ``strides`` are those of the logits and of their gradients.
     """
     return rows >= MANY_ROWS and 1 < classes <= COLUMN_CLASSES and spread(sizes, strides[:1], strides[1:2])
 
 
 def spread(sizes: Sequence[int], operands: Sequence[Sequence[int]], gradients: Sequence[Sequence[int]]) -> bool:
-    """True if neighbouring rows are next to each other in all gradients, and a few elements apart in an operand."""
+    """True if neighbouring rows are contiguous in all gradients, and a few elements apart in an operand."""
     steps = [x[0] for x in operands]
     return sizes[0] > 1 and all([x[0] == 1 for x in gradients]) and min(steps) > 0 and 1 < max(steps) <= NEAR_COLUMNS
 
 
 def subwarp_blocks(edges: int) -> int:
-    """Blocks of SUBWARP_BLOCK_THREADS that a multiprocessor has registers for, whose lanes take up to so many elements
-    at the ends of a row.
+    """Number of blocks of SUBWARP_BLOCK_THREADS threads that a multiprocessor has registers for.
+
+    A lane has up to ``edges`` edge elements of a row.
     """
     return MANY_EDGES_BLOCKS if edges > 2 else SUBWARP_BLOCKS
 
 
 def block_blocks(cluster: int, heavy: bool, crowded: bool) -> int:
-    """Blocks of BLOCK_THREADS that a multiprocessor has registers for. More ``crowded`` ones, with a cap or with
-    vectors of 16 bits that are gathered, would spill.
+    """Number of blocks of BLOCK_THREADS threads that a multiprocessor has registers for.
+
+    More ``crowded`` blocks, with a cap or with gathered vectors of 16 bits, would spill.
     """
     return BLOCK_BLOCKS if (cluster > 1 or heavy) and not crowded else PLAIN_BLOCKS
 
@@ -982,25 +1097,36 @@ def copied(
     writes: bool = True,
     heavy: bool = False,
 ) -> bool:
-    """True of rows that are copied, their classes next to each other, before kernels take them.
+    """True if rows are copied, with their classes contiguous, before kernels process them.
 
-    They are where classes lie apart, unless columns serve them well: neighbouring rows are next to each other in all
+    Rows of strided classes are copied, unless kernels read columns well: neighbouring rows must be contiguous in all
     ``tensors``, operands and gradients, and either warps share them, or a row of the operands, the first ``read``
-    tensors, fits into shared memory. So images (N, C, H, W) are taken as they are, small ones up to C = 192 in float32.
-    A thread alone would read a longer row several times, at the speed of one thread if rows are few, and lose
-    digits in a long sum of number after number; few rows of some classes are copied for that reason, too.
-    ``shares`` is False of what is computed by threads alone; ``second`` derivatives of few rows are too slow then.
-    On a ``chip`` rows that lie in memory of their own may be gathered. A row of up to ``room`` bytes stays on chip.
-    Where lanes take rows of few classes to ``registers``, these are read as they lie, in whole lines; so are those of
-    more that warps share, if there are kernels of ``columns``, or if 32 of two operands have up to ``tile`` bytes. Of
-    two operands a lane takes up to ``lane`` classes to registers though neighbouring rows are a few elements apart, or
-    fewer where more than 16 bits are read ``again``; of many others those of 16 bits are copied, and 32 read again.
-    With ``heavy_terms`` a class takes many instructions; ``writes`` is False of a value alone. Of one operand more is
-    computed than a loss if it is ``heavy``.
+    tensors, fits into shared memory. So images (N, C, H, W) are read in place, small ones up to C = 192 in float32. A
+    single thread would read a longer row several times, at the speed of one thread if rows are few, and would lose
+    digits in a long sequential sum. Few rows of moderately many classes are copied for the same reason.
+
+    Args:
+        tensors: The operands, then their gradients.
+        read: Number of operands, 1 or 2.
+        softmax: False for log-probabilities, of which one element per row is read.
+        shares: False if a single thread computes a row; ``second`` derivatives of few rows are too slow then.
+        chip: Limits of the GPU if rows may be gathered, each in memory of its own; otherwise None.
+        second: True for second derivatives.
+        room: Maximum bytes of a row that can stay on chip.
+        registers: True if lanes read rows of few classes to registers: these are read in place, in whole cache lines.
+        columns: True if there are kernels whose warps share rows of more classes, which are then read in place too.
+        tile: Maximum bytes of 32 rows of two operands that warps share, which are read in place as well.
+        lane: Maximum number of classes of two operands that a lane reads to registers although neighbouring rows are a
+            few elements apart. Many rows of more classes are copied in 16 bits, and in 32 bits if they are read
+            ``again``.
+        again: True if backward reads the rows again. With more than 16 bits, neighbouring rows must then be closer.
+        heavy_terms: True if a class takes many instructions.
+        writes: False if no gradients are written.
+        heavy: True if more is computed than a loss, of one operand.
     """
     rows = prod(shape)
     if not softmax:
-        # Of the operand one element of each row is read, wherever it lies.
+        # Only one element of each row is read, so the strides of the operand do not matter.
         tensors = tensors[read:]
     if not rows or classes <= 1:
         return False
@@ -1031,7 +1157,7 @@ def copied(
             return False
     if sizes[0] > 1 and any(abs(x[0]) > NEAR for x in strides):
         return True
-    # Elements of 16 bits would be read one by one.
+    # 16-bit elements would be read one by one.
     if rows >= MANY_ROWS and widest == 2 and not second and len({x.class_stride == 1 for x in tensors[:read]}) > 1:
         return True
     if read == 2 and not second and _has_words_in_copies_alone(shape, classes, tensors, lane, again):
@@ -1052,7 +1178,7 @@ def copied(
     if read == 1 and shares and rows < TILE_ROWS and classes > APART_CLASSES[widest]:
         return True
     if second and read == 1 and rows >= MANY_ROWS and SECOND_FEW_CLASSES < classes <= FEW_CLASSES:
-        # Threads that stage their rows copy 16 bits one by one.
+        # Threads that stage their rows copy 16-bit elements one by one.
         return tensors[0].itemsize == 2
     if second and rows < MANY_ROWS and classes > SECOND_FEW_CLASSES:
         return rows * classes > SECOND_APART
@@ -1063,14 +1189,15 @@ def copied(
 
 
 def lanes_share(rows: int, itemsize: int) -> bool:
-    """True of rows of heavy terms that lanes which share a row evaluate in less time than a thread that has it alone.
-    Terms of 16 bits take fewer instructions, those of 64 more.
+    """True if lanes that share a row evaluate heavy terms in less time than one thread per row.
+
+    Terms of 16 bits take fewer instructions, those of 64 bits more.
     """
     return rows < HEAVY_TERM_ROWS[itemsize]
 
 
 def _copied_for_lanes(rows: int, classes: int, itemsize: int, writes: bool) -> bool:
-    """True of rows of heavy terms, with classes that lie apart in both operands, that are copied for lanes to share."""
+    """True if rows of heavy terms, strided in both operands, are copied so that lanes can share them."""
     if not lanes_share(rows, itemsize):
         return False
     if itemsize == 8:
@@ -1081,9 +1208,11 @@ def _copied_for_lanes(rows: int, classes: int, itemsize: int, writes: bool) -> b
 def _has_words_in_copies_alone(
     shape: Sequence[int], classes: int, tensors: Sequence[RowStrides], lane: int, again: bool
 ) -> bool:
-    """True of rows of two operands with gaps, in 16 bits, of which lanes move neighbouring ones in words if they are
-    copied, but one by one as they lie; and in 32 bits, if a few of them are read again. A lane takes many rows of up to
-    ``lane`` classes to registers as they lie; many whose neighbours are a few elements apart have rules of their own.
+    """True if lanes move neighbouring rows of two operands in words if they are copied, but one by one in place.
+
+    The operands have gaps, in 16 bits; or in 32 bits if few rows are read ``again``. It is False where many rows of up
+    to ``lane`` classes are read to registers in place, and where many rows have neighbours a few elements apart, to
+    which other rules apply.
     """
     operands, gradients = tensors[:2], tensors[2:]
     many, widest = prod(shape) >= MANY_ROWS, max(x.itemsize for x in operands)
@@ -1094,7 +1223,7 @@ def _has_words_in_copies_alone(
         return False
 
     def lies(of: Sequence[RowStrides]) -> tuple[int, bool]:
-        """The rows of a word, and whether neighbours are next to each other."""
+        """Returns the rows of a word, and True if neighbouring rows are contiguous."""
         order = [x for pair in zip(of, gradients, strict=True) for x in pair]
         sizes, strides = merge(shape, [x.strides for x in order])
         return _column_words(sizes, strides, order, True)[0], all(x[0] == 1 for x in strides)
@@ -1118,12 +1247,15 @@ def _padded(
     room: int,
     heavy: bool,
 ) -> bool:
-    """True of rows of contiguous classes that would be read class by class because there are gaps between rows of an
-    operand, one of the first ``read`` tensors, but not of a gradient: many rows of few classes, since warps move only
-    rows without gaps together; more classes of two operands, of which each lane that shares a row would have a single
-    vector or element, most of all if threads exchange more than once, ``heavy``; and rows of two operands in 16 bits
-    that do not stay on chip, where vectors that lie otherwise can be shifted, if gaps leave no vectors that lie alike
-    in both.
+    """True if rows of contiguous classes are copied because of gaps between rows of an operand, but not of a gradient.
+
+    Operands are the first ``read`` tensors. Three cases are copied:
+
+    - Many rows of few classes, which would be read class by class: warps move only rows without gaps together.
+    - More classes of two operands, if each lane that shares a row would have a single vector or element; most of all if
+      threads exchange more than once per row (``heavy``).
+    - 16-bit rows of two operands that do not stay on chip (more than ``room`` bytes), if gaps leave no vectors that are
+      aligned equally in both: only rows on chip can be shifted.
     """
     few = rows >= PADDED_ROWS and classes <= FEW_CLASSES
     if read == 2:
@@ -1143,12 +1275,12 @@ def _padded(
 
 
 def _scalar(tensors: Sequence[RowStrides], sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> bool:
-    """True of tensors in 16 bits without vectors that lie alike in all of them."""
+    """True if tensors have 16 bits, and no vectors that are aligned equally in all of them."""
     return max(x.itemsize for x in tensors) == 2 and _alike(sizes, strides, tensors) == 1
 
 
 def classes_last(shape: Sequence[int], class_dim: int) -> tuple[int, ...]:
-    """Strides without gaps, with the classes next to each other and the rows in the order of the shape."""
+    """Strides without gaps, with contiguous classes, and rows in the order of the shape."""
     rows = [n for d, n in enumerate(shape) if d != class_dim]
     strides = [x * shape[class_dim] for x in dense_strides(rows, (0,) * len(rows))]
     return (*strides[:class_dim], 1, *strides[class_dim:])
@@ -1162,9 +1294,11 @@ def label_only_layout(
     others: Sequence[Sequence[int]],
     _: Chip,
 ) -> RowLayout:
-    """The layout of rows of which only the label's class is read. If gradients have no gaps, a lane takes some short
-    rows, or a warp writes a tile of longer ones. Otherwise a warp writes those of a row, or a lane those of its
-    neighbours if classes lie apart. Large gradients of many classes are zeros before.
+    """Returns the layout of rows of which only the label's class is read.
+
+    If gradients have no gaps, a lane processes some short rows, or a warp writes a tile of longer ones. Otherwise a
+    warp writes the gradients of a row if classes are contiguous, and a lane those of neighbouring rows if they are
+    strided. Large gradients of many classes are cleared beforehand.
     """
     sizes, strides = merge(shape, [gradients.strides, logits.strides, *others, (0,) * len(shape)])
     strides = (strides[1], strides[0], *strides[2:])
@@ -1213,7 +1347,7 @@ def label_only_layout(
 
 
 def _whole_sectors(sizes: Sequence[int], strides: Sequence[int], gradients: RowStrides) -> bool:
-    """True if neighbouring rows of each class begin with a sector of memory, and end with one."""
+    """True if the neighbouring rows of each class begin and end at a sector boundary."""
     apart = (*(s for s, n in zip(strides[1:], sizes[1:], strict=True) if n > 1), gradients.class_stride, sizes[0])
     return not any(x * gradients.itemsize % SECTOR_BYTES for x in apart)
 
@@ -1229,10 +1363,15 @@ def dense_layout(
     shifts: bool = True,
     heavy_terms: bool = False,
 ) -> RowLayout:
-    """The layout of rows with a target per class. ``operands`` are the logits, their gradients, the targets and theirs;
-    ``others`` the strides of mask and results; ``affine`` whether the term is affine in log p; ``capped`` whether
-    logits have a cap; ``shifts`` whether operands may lie otherwise than gradients, if that takes wider vectors;
-    ``heavy_terms`` whether a class takes many instructions.
+    """Returns the layout of rows with dense targets.
+
+    Args:
+        operands: Logits, their gradients, targets and their gradients.
+        others: Strides of mask and results.
+        affine: True if the term is affine in log p.
+        capped: True if logits have a cap.
+        shifts: True if operands may be aligned differently from gradients where that allows wider vectors.
+        heavy_terms: True if a class takes many instructions.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
@@ -1260,7 +1399,7 @@ def dense_layout(
             )
             if kind != "two_pass":
                 break
-            # Rows that are read again go through no shared memory.
+            # Rows that are read again are not staged in shared memory.
             shifted = False
         shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
     elif not together and dense_in_columns(classes, size, chip):
@@ -1294,7 +1433,7 @@ def dense_layout(
     )
     words = space_words(rows, classes, class_strides, sizes, strides)
     rank = space_rank(rows, sizes)
-    # Kernels of blocks have up to 64 registers.
+    # Kernels with one block per row take up to 64 registers per thread.
     resident = DENSE_REGISTER_RESIDENT if registers else 2048 if in_warps else RESIDENT_THREADS
     if warps > 1:
         resident = dense_column_blocks(warps, widest) * threads
@@ -1306,8 +1445,10 @@ def dense_layout(
 
 
 def dense_in_columns(classes: int, size: int, chip: Chip) -> bool:
-    """True of rows of so many classes, of ``size`` bytes each in both operands, of which the warps of a block can take
-    32 while those of another block wait for theirs.
+    """True if the warps of a block share 32 rows with dense targets.
+
+    ``size`` is the number of bytes of a class in both operands. Two of these blocks must fit on a multiprocessor: the
+    warps of one compute while those of the other wait for memory.
     """
     return _in_few_tiles(classes, size) and classes * size * WARP <= room_of_tiles(chip)
 
@@ -1318,31 +1459,33 @@ def _in_few_tiles(classes: int, size: int) -> bool:
 
 
 def room_of_tiles(chip: Chip) -> int:
-    """Bytes of 32 such rows, at most."""
+    """Maximum bytes of a tile of 32 such rows."""
     return (chip.shared - DECLARED_BYTES) // 2
 
 
 def _dense_column_warps(classes: int, size: int, double: bool) -> int:
-    """Warps that share such rows: as many as keep a multiprocessor busy with the rows that its shared memory holds."""
+    """Number of warps that share such a tile: enough to keep a multiprocessor busy with its tiles."""
     together = DENSE_COLUMN_DOUBLE_WARPS if double else DENSE_COLUMN_WARPS
     return max(2, min(DENSE_COLUMN_MOST, together // _room(classes * size * WARP)))
 
 
 def dense_column_blocks(warps: int, itemsize: int) -> int:
-    """Blocks of a multiprocessor whose warps share such rows, as many as there are registers for."""
+    """Number of blocks of a multiprocessor whose warps share such a tile, as registers allow."""
     return DENSE_COLUMN_RESIDENT // (2 if itemsize == 8 else 1) // (warps * WARP)
 
 
 def dense_register_classes(kind: str, affine: bool, capped: bool) -> int:
-    """Classes of both operands that a lane holds in registers, at most, of packed rows or columns."""
+    """Maximum number of classes of both operands that a lane holds in registers, in packed rows or columns."""
     if not affine or capped:
         return 0
     return DENSE_PACKED_CLASSES if kind == "packed_rows" else DENSE_COLUMN_CLASSES if kind == "columns" else 0
 
 
 def _classes_alone(rows: int, classes: int, shared: bool, heavy_terms: bool) -> int:
-    """Classes of a row with a target for each that a thread takes alone: its time grows with them, that of lanes that
-    share a row with the rows, above all with ``heavy_terms``. If rows are to be ``shared``, few.
+    """Maximum number of classes of a row with dense targets that a thread processes alone.
+
+    Its time grows with the number of classes. That of lanes that share a row grows with the number of rows, above all
+    with ``heavy_terms``. If rows are to be ``shared``, the maximum is small.
     """
     if shared:
         return DENSE_ALONE_FEW
@@ -1352,8 +1495,9 @@ def _classes_alone(rows: int, classes: int, shared: bool, heavy_terms: bool) -> 
 
 
 def _column_rows_of_lane(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
-    """Neighbouring rows that a lane takes to registers, in words of four bytes if they lie so; 0 of rows that are not
-    neighbours in all gradients, or far apart in an operand.
+    """Number of neighbouring rows that a lane reads to registers, in four-byte words if alignment allows.
+
+    The number is 0 if neighbouring rows are not contiguous in all gradients, or are far apart in an operand.
     """
     if spread(sizes, strides[::2], strides[1::2]):
         return 1
@@ -1369,8 +1513,10 @@ def _column_rows_of_lane(sizes: Sequence[int], strides: Sequence[Sequence[int]],
 def _column_words(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides], shifts: bool
 ) -> tuple[int, bool]:
-    """Neighbouring rows of a class that a lane moves as a word in all tensors, 1 if that saves nothing; and whether it
-    shifts operands, of 16 bits, to the words of their gradients. ``tensors`` are operands, each before its gradient.
+    """Returns the number of neighbouring rows of a class that a lane moves as a word, and whether operands are shifted.
+
+    The number is 1 if words save nothing. Only operands of 16 bits are shifted, to the words of their gradients.
+    ``tensors`` are the operands, each followed by its gradient.
     """
     itemsizes = [x.itemsize for x in tensors]
     apart = [x for s in strides for x in s[1:]] + [x.class_stride for x in tensors]
@@ -1394,9 +1540,11 @@ def _packed_dense(
     registers: bool,
     tangents: int = 0,
 ) -> tuple[int, int, int] | None:
-    """Elements of a word, threads of a block and bytes of shared memory for many rows of few contiguous classes with a
-    target each; None for others. Of those in ``registers`` a lane takes several, and the next ones have room, too. The
-    last ``tangents`` of the ``operands`` are tangents.
+    """Returns elements of a word, threads of a block and bytes of shared memory; None if rows cannot be packed.
+
+    Only many rows of few contiguous classes with dense targets are packed. If ``registers``, a lane holds several rows
+    in registers, and shared memory has room for the next ones too. The last ``tangents`` of the ``operands`` are
+    tangents.
     """
     itemsizes = [x.itemsize for x in operands]
     word = gcd(16, *(x.misalignment for x in operands))
@@ -1423,14 +1571,15 @@ def second_layout(
     capped: bool = False,
     chip: Chip | None = None,
 ) -> RowLayout:
-    """The layout of rows for second derivatives; directions may lie in any way. Rows that threads take alone stay in
-    shared memory if they fit and have no cap, all others are read again. Without a softmax only the label's class is
-    read.
+    """Returns the layout of second derivatives of rows with class indices.
+
+    Tangents (``directions``) may have any strides. Rows that one thread processes stay in shared memory if they fit and
+    have no cap; all others are read again. Without a softmax only the label's class is read.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, directions.strides])
     rows = prod(shape)
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
-    # Operands that lie otherwise are shifted, or loaded element by element.
+    # Operands that are aligned differently are shifted, or loaded element by element.
     vec_size = _second_vector(classes, sizes, strides[1:2], (gradients,)) if together and softmax else 1
     edges = not _whole(classes, vec_size, (gradients,), sizes, strides[1:2])
     shifted = together and softmax and vector_size(sizes, strides, logits, gradients, together) < vec_size
@@ -1479,15 +1628,17 @@ def dense_second_layout(
     directions: Sequence[RowStrides | None],
     chip: Chip | None = None,
 ) -> RowLayout:
-    """The layout of second derivatives of rows with a target per class. ``operands`` are as in `dense_layout`, and
-    ``directions`` are those of the logits and of the targets, None for an operand that has none.
+    """Returns the layout of second derivatives of rows with dense targets.
+
+    ``operands`` are those of `dense_layout`. ``directions`` are the tangents of the logits and of the targets, None for
+    an operand without one.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
     sizes, strides = merge(shape, rows_of)
     rows, of_operands = prod(shape), [strides[0], strides[1], strides[2], strides[5]]
     together = classes == 1 or all(x.class_stride == 1 for x in operands)
-    # Operands that lie otherwise are shifted, or loaded element by element.
+    # Operands that are aligned differently are shifted, or loaded element by element.
     results = (gradients, target_gradients)
     vec_size = _second_vector(classes, sizes, (strides[1], strides[5]), results) if together else 1
     edges = not _whole(classes, vec_size, results, sizes, (strides[1], strides[5]))
@@ -1516,8 +1667,9 @@ def register_second_layout(
     others: Sequence[Sequence[int]],
     directions: RowStrides,
 ) -> RowLayout | None:
-    """The layout of such rows in registers, if only the logits have ``directions`` and gradients; None for rows that do
-    not fit, and for those that warps move together.
+    """Returns the layout of such rows in registers, if only the logits have tangents (``directions``) and gradients.
+
+    None if rows do not fit, or if warps move them together.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
@@ -1543,7 +1695,7 @@ def register_second_layout(
 
 
 def second_in_columns(rows: int, classes: int, itemsize: int, least: int) -> bool:
-    """True of rows of ``least`` classes or more whose second derivatives the warps of a block share where they lie."""
+    """True if the warps of a block share rows of at least ``least`` classes in place for second derivatives."""
     most = SECOND_COLUMN_WARPS[itemsize] * SECOND_COLUMN_CLASSES[itemsize]
     return rows >= SECOND_COLUMN_ROWS and least <= classes <= most
 
@@ -1551,8 +1703,9 @@ def second_in_columns(rows: int, classes: int, itemsize: int, least: int) -> boo
 def _second_column_layout(
     rows: int, classes: int, sizes: Sequence[int], words: list[int], itemsize: int, heavy: bool
 ) -> RowLayout:
-    """The layout of such rows, ``heavy`` ones with smoothing or a target per class: as many blocks are resident as can
-    be, of as few warps, which have less to exchange. Precondition: `second_in_columns`.
+    """Returns the layout of such rows: with the most resident blocks, and then the fewest warps, which exchange less.
+
+    ``heavy`` rows have smoothed labels or dense targets. Precondition: `second_in_columns`.
     """
     fewest = max(2, -(-classes // SECOND_COLUMN_CLASSES[itemsize]))
 
@@ -1568,11 +1721,11 @@ def _second_column_layout(
 
 
 def second_column_blocks(warps: int, per_thread: int, itemsize: int, heavy: bool) -> int:
-    """Blocks of a multiprocessor whose warps share such rows, each with so many classes of a row."""
+    """Number of blocks of a multiprocessor whose warps share such rows, each with ``per_thread`` classes of a row."""
     registers = SECOND_COLUMN_REGISTERS[heavy] + SECOND_CLASS_REGISTERS[heavy] * per_thread
     if itemsize == 8:
         registers = SECOND_DOUBLE_REGISTERS
-    # Each quarter of a multiprocessor has 512 registers a lane, and gives them to warps by eight.
+    # Each quarter of a multiprocessor has 512 registers per lane, and allocates them to warps in steps of eight.
     return 4 * (512 // (-(-registers // 8) * 8)) // warps
 
 
@@ -1588,8 +1741,9 @@ def _register_layout(
     few: int,
     shares: bool = True,
 ) -> RowLayout | None:
-    """The layout of rows of second derivatives in registers, which lanes share or take alone; None if they do not fit.
-    A lane takes ``few`` classes as long as there are others.
+    """Returns the layout of second derivatives of rows in registers; None if they do not fit.
+
+    Lanes share a row, or process rows alone. A lane has ``few`` classes as long as there are lanes for the rest.
     """
     width, per_thread = 1, classes
     if shares:
@@ -1613,12 +1767,12 @@ def _register_layout(
 
 
 def _second_alone(itemsize: int) -> int:
-    """Classes that lie apart of a row of second derivatives that a thread takes to registers alone, at most."""
+    """Maximum number of strided classes of a row of second derivatives that a thread holds in registers alone."""
     return SECOND_APART_CLASSES // max(1, itemsize // 4)
 
 
 def second_resident(per_thread: int, vec_size: int, itemsize: int) -> int:
-    """Threads of a multiprocessor of which each has so many vectors of a row in registers, for second derivatives."""
+    """Threads of a multiprocessor, each with ``per_thread`` vectors of a row in registers, for second derivatives."""
     lane = per_thread * (vec_size * itemsize if vec_size > 1 else max(4, itemsize))
     return 1024 if lane <= 16 else 768 if lane <= 32 else 512 if lane <= 64 else 384
 
@@ -1638,8 +1792,9 @@ def _without_edges(
     strides: Sequence[Sequence[int]],
     least: int,
 ) -> int:
-    """Elements of a vector of which a row has ``least``, or of which it consists: with single elements at its ends a
-    short row takes many lanes, most of which have nothing to do.
+    """Elements of a vector, narrowed until a row has at least ``least`` vectors, or consists of vectors only.
+
+    A short row with edge elements takes many lanes, most of which have nothing to do.
     """
     while vec_size > 1 and classes < least * vec_size and not _whole(classes, vec_size, tensors, sizes, strides):
         vec_size //= 2
@@ -1649,9 +1804,10 @@ def _without_edges(
 def _read_again(
     rows: int, classes: int, vec_size: int, together: bool, chip: Chip | None, edges: bool, few: int = FEW_CLASSES
 ) -> tuple[str, int, int, int]:
-    """Kind, threads that share a row, and threads of a block and blocks of a cluster, where nothing stays on chip. Few
-    rows are shared by more threads. If rows have ``edges``, each element there is one thread's. A thread takes rows of
-    ``few`` classes alone.
+    """Returns kind, threads that share a row, threads of a block and blocks of a cluster, if nothing stays on chip.
+
+    Few rows are shared by more threads. If rows have ``edges``, a thread has at most one edge element. One thread
+    processes a row of at most ``few`` classes alone.
     """
     few = few if rows >= MANY_ROWS else min(few, SECOND_FEW_CLASSES)
     if classes <= few or not (together or rows * classes <= SECOND_APART):
@@ -1673,33 +1829,37 @@ def _read_again(
 
 
 def _workers(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:
-    """Teams of a block, and how many there are to be."""
+    """Number of workers of a block, and of those that all rows need."""
     return (1, rows) if kind == "block" else (threads // WARP, -(-rows // (WARP // width)))
 
 
 def _chunks(units: int, most: int = MAX_CHUNKS) -> int:
-    """Partial sums of so many tiles. Each ends with a sum over a warp, and the last block adds them while the GPU
-    waits.
+    """Number of partial sums for ``units`` tiles.
+
+    Each partial sum ends with a sum over a warp, and the last block adds them while the rest of the GPU waits.
     """
     return max(1, min(units, most))
 
 
 def _most_chunks(resident: int) -> int:
-    """The most partial sums where so many threads of a multiprocessor are resident."""
+    """Maximum number of partial sums if a multiprocessor has this many resident threads."""
     return WARP_CHUNKS if resident <= WARP_CHUNKS_RESIDENT else MAX_CHUNKS
 
 
 def space_words(
     rows: int, classes: int, class_strides: Sequence[int], sizes: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> list[int]:
-    """``RowSpace`` of ``kernels/softmax/rows.cuh``."""
+    """Words of ``RowSpace`` of ``kernels/softmax/rows.cuh``."""
     rank = space_rank(rows, sizes)
     inverse = inverse_words(sizes[0]) if rank == 2 else []
     return [*inverse, rows, classes, *class_strides, *dimension_words(sizes, strides, rank)]
 
 
 def space_rank(rows: int, sizes: Sequence[int]) -> int:
-    """Dimensions that a ``RowSpace`` has room for. Two of them are divided by multiplication, see ``InnerDivision``."""
+    """Number of dimensions that fit into a ``RowSpace``.
+
+    With two dimensions, division is by multiplication (``InnerDivision``).
+    """
     return 1 if len(sizes) == 1 else 2 if len(sizes) == 2 and rows < 1 << 31 else MAX_RANK
 
 
@@ -1712,7 +1872,7 @@ def inverse_words(size: int) -> list[int]:
 def label_words(
     shape: Sequence[int], classes: int, labels: Sequence[int], mask: Sequence[int]
 ) -> tuple[int, list[int]]:
-    """Rank and words of the space of labels and mask alone, which merge where logits do not."""
+    """Rank and words of the space of labels and mask alone, whose dimensions merge where those of logits do not."""
     sizes, strides = merge(shape, [labels, mask])
     nowhere = (0,) * len(sizes)
     streams = [nowhere, nowhere, *strides, nowhere, nowhere]
@@ -1720,31 +1880,33 @@ def label_words(
 
 
 def blocks(layout: RowLayout, chunks: int, processors: int, gradient: bool = True) -> int:
-    """The blocks for so many chunks: as many as run at once, and no more than there is work for."""
+    """Number of blocks for ``chunks`` chunks: as many as run at once, but no more than there is work for."""
     usable = processors
     if layout.cluster > 2:
-        # Clusters do not cross the parts that a GPU is made of, of which each has some multiprocessors left over: so
-        # many are of use on a GPU of 132.
+        # A cluster stays within a graphics processing cluster (GPC), and each GPC has some multiprocessors left over.
+        # The ratios are those of a GPU with 132 multiprocessors.
         usable = max(1, processors * 17 // 20 if layout.cluster == ODD_CLUSTER else processors * 10 // 11)
     at_once = max(1, usable * _at_once(layout, gradient and layout.prefetch) // layout.cluster)
     return max(1, min(layout.slices or -(-chunks // layout.per_block), at_once)) * layout.cluster
 
 
 def _at_once(layout: RowLayout, half: bool) -> int:
-    """Blocks that a multiprocessor runs at once, or half of them, as far as it is known without compiling: it has some
-    227 KiB of shared memory.
+    """Number of blocks that a multiprocessor runs at once, or ``half`` of them, as far as is known without compiling.
+
+    A multiprocessor has some 227 KiB of shared memory.
     """
     return max(1, min(layout.resident // (2 if half else 1) // layout.threads, _room(layout.shared)))
 
 
 def _room(shared: int) -> int:
-    """Blocks of so many bytes for which a multiprocessor has shared memory."""
+    """Number of blocks that a multiprocessor has shared memory for, if each takes ``shared`` bytes."""
     return (227 << 10) // (shared + 3072) if shared else 2048
 
 
 def thread_per_row_blocks(threads: int, shared: int, crowded: bool = False) -> int:
-    """Blocks of a multiprocessor whose threads take neighbouring rows alone. Where shared memory has room for few
-    threads, these may have more registers; so may those that are ``crowded``.
+    """Number of blocks of a multiprocessor whose threads each process neighbouring rows.
+
+    If shared memory has room for few threads only, these may take more registers; so may ``crowded`` ones.
     """
     return max(1, min((CROWDED_RESIDENT if crowded else THREAD_PER_ROW_RESIDENT) // threads, _room(shared)))
 
@@ -1763,9 +1925,9 @@ def _resident(kind: str, vec_size: int, blocks: int, edges: int) -> int:
 def vector_size(
     sizes: Sequence[int], strides: Sequence[Sequence[int]], logits: RowStrides, gradients: RowStrides, together: bool
 ) -> int:
-    """Elements that can be moved at once: 16 bytes, where logits and gradients lie alike.
+    """Number of elements that are moved at once, up to 16 bytes, if logits and gradients are aligned equally.
 
-    Rows may begin anywhere, but the gradients of one have to be as far from an aligned address as its logits are.
+    Rows may begin anywhere, but the logits of a row and its gradients must be equally far from an aligned address.
     """
     most = 16 // logits.itemsize
     for vec_size in (x for x in (8, 4, 2) if x <= most):
@@ -1789,8 +1951,9 @@ def vector_size(
 
 
 def _alike(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequence[RowStrides]) -> int:
-    """Elements of all these tensors that can be moved at once, 16 bytes of the widest: they have to be equally far from
-    an aligned address in every row.
+    """Number of elements that are moved at once in all tensors, up to 16 bytes of the widest.
+
+    In every row all tensors must be equally far from an aligned address.
     """
     for vec_size in (x for x in (8, 4, 2) if x <= 16 // max(y.itemsize for y in tensors)):
         phases = {x.misalignment // x.itemsize % vec_size for x in tensors}
@@ -1802,7 +1965,7 @@ def _alike(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequ
 
 
 def _stage(vectors: int, count: int) -> int:
-    """Vectors of each thread that are in shared memory."""
+    """Vectors per thread in shared memory, if ``count`` threads share ``vectors`` vectors; at least 1."""
     return max(1, -(-vectors // count))
 
 
@@ -1813,7 +1976,7 @@ def _whole(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
 ) -> bool:
-    """True if all rows begin and end with a vector."""
+    """True if all rows begin and end at a vector boundary."""
     starts = [x.misalignment % (vec_size * x.itemsize) for x in tensors]
     steps = [x % vec_size for s in strides for x, n in zip(s, sizes, strict=True) if n > 1]
     return classes % vec_size == 0 and not any(starts + steps)
@@ -1832,16 +1995,21 @@ def _on_chip(
     kept: int = 0,
     longest: int = 0,
 ) -> tuple[str, int, int, int]:
-    """Kind, threads of a block that share a row, threads and blocks of a cluster, for classes that are neighbours. A
-    vector has so many bytes, or ``kept`` ones in a warp's row if that is more, and a thread of a block takes ``each``
-    of them. Blocks whose lanes share rows, and those that share a row, have up to so many threads; one of these takes
-    ``part`` bytes where others can take the rest. Of single elements at the ends of rows, if there are any, each thread
-    takes up to ``edges``. Of many longer rows a lane of a warp takes ``longest`` vectors, if that is not 0.
+    """Returns kind, threads of a block that share a row, threads and blocks of a cluster, for contiguous classes.
+
+    Args:
+        vector: Bytes of a vector in shared memory.
+        threads: Maximum number of threads of a block whose lanes share rows, and of a block that shares a row.
+        each: Vectors per thread of a block that shares a row.
+        part: Bytes of a row per block, if other blocks can hold the rest.
+        edges: Maximum number of edge elements per thread; 0 if rows have none.
+        kept: Bytes per vector in a row that one warp processes, if more than ``vector``.
+        longest: Vectors per lane in many rows that are longer than a warp usually processes; 0 for the default.
     """
     most, at_most = threads[0], min(threads[1], chip.threads)
-    # The last class of 257 is no vector of its own.
+    # The last of 257 classes does not count as a vector of its own.
     vectors = classes // vec_size if edges > 1 else -(-classes // vec_size)
-    # A warp takes many rows that are longer, too.
+    # If there are many rows, a warp also processes longer ones.
     usual = WARP_VECTORS_EDGES if edges > 1 else WARP_VECTORS if edges else WARP_VECTORS_WHOLE
     of_lane = WARP_VECTORS if rows < MANY_ROWS or vectors <= WARP * WARP_VECTORS else longest or usual
     width = power_of_two(max(1, -(-2 * (vec_size - 1) // edges) if edges else 0, -(-vectors // of_lane)))
@@ -1855,7 +2023,7 @@ def _on_chip(
         return "subwarp", width, max(WARP, min(most, 1 << (room // of_thread).bit_length() - 1)), 1
     cluster, part = 1, min(part, room)
     while chip.clusters and cluster < MAX_CLUSTER:
-        # More blocks if there are few rows, and enough for each thread to do.
+        # More blocks per row if rows are few and each thread still has enough to do.
         if vectors * vector <= part * cluster and not (
             rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * at_most
         ):
@@ -1870,18 +2038,21 @@ def _on_chip(
 
 
 def without_gaps(classes: int, sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if rows of so many classes follow each other."""
+    """True if rows of ``classes`` classes follow each other without gaps."""
     return _evenly_apart(classes, sizes, strides)
 
 
 def thread_per_row_threads(classes: int, vec_size: int, itemsize: int) -> int:
-    """Threads of a block of which each keeps so many rows in shared memory; fewer than the least if they do not fit."""
+    """Number of threads of a block of which each keeps ``vec_size`` rows in shared memory.
+
+    It is below THREAD_PER_ROW_THREADS_MIN if the rows do not fit.
+    """
     fits = SHARED_BYTES // max(1, classes * vec_size * itemsize)
     return min(THREADS if vec_size == 1 else THREAD_PER_ROW_THREADS, power_of_two(fits + 1) // 2)
 
 
 def _thread_per_row(classes: int, vec_size: int, itemsize: int) -> tuple[int, int, int]:
-    """Lanes, threads of a block and bytes of shared memory, for classes that lie apart. Precondition: a row fits."""
+    """Rows per thread, threads of a block and bytes of shared memory, for strided classes. Precondition: a row fits."""
     vec_size = min(vec_size, ROWS_PER_THREAD)
     while vec_size * itemsize >= 4 or vec_size == 1:
         threads = thread_per_row_threads(classes, vec_size, itemsize)

@@ -1,8 +1,8 @@
-"""Plans of softmax losses: which kernels take the rows of a call, in which layout. No array library is named here.
+"""Plans of softmax losses: kernels and layouts for the rows of a call. This module names no array library.
 
-Class indices and dense targets have kernels of their own, and one plan: they differ in the arrays that have a gradient,
-in the layout, and in the residual. Of a row with a class index four coefficients are enough to write its gradient from
-the logits; of one with a dense target the gradients are computed again.
+Class indices and dense targets have separate kernels but share one plan class. They differ in the arrays that have a
+gradient, in the layout, and in the residual. For a row with a class index, four coefficients suffice to write its
+gradient from the logits; for a row with a dense target, backward computes the gradients again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cupylosses.jit import compiler, gpu
 
 
 class SoftmaxPlan(Plan):
-    """The plan of a softmax loss, or of its derivative along tangents."""
+    """Plan of a softmax loss, or of its derivative along tangents."""
 
     static: Static
     loss: SoftmaxLoss
@@ -43,7 +43,7 @@ class SoftmaxPlan(Plan):
     ) -> None:
         static, dim = call.static, call.static.class_dim
         self.indices = static.kind == "indices"
-        #: Dtypes and such of the operands; class weights and mask, if there are any; and the tangents.
+        #: Specs of the operands. Those of class weights, mask and tangents follow, if there are any.
         self.input, self.target, *others = tensors
         rest = iter(others)
         weight, mask = next(rest) if static.weighted else None, next(rest) if static.masked else None
@@ -72,7 +72,7 @@ class SoftmaxPlan(Plan):
         self.has_product = self.fused_hvp and not self.indices
         if static.has_tangent and self.loss.affine and not self.loss.softmax:
             self.vanishing = self.differentiable
-        # The kernel of class indices has no variant without the gradient.
+        # The kernel for class indices has no variant without the gradient.
         self.always_written = tuple([self.indices and i == 0 for i in range(len(tensors))])
         self.single_use = static.inplace and self.indices
         self.takes_one_upstream = True
@@ -85,23 +85,23 @@ class SoftmaxPlan(Plan):
             weight.dtype if weight else "",
             mask.dtype if mask else "",
         )
-        #: As ``kKeepsProducts`` of ``kernels/softmax/rows.cuh``, of rows that no warps share.
+        #: True if rows that one warp processes keep products: ``kKeepsProducts`` of ``kernels/softmax/rows.cuh``.
         self._once = self.indices and static.capped and not static.smoothed
         results = dense_strides(self.rows_shape, (0,) * len(self.rows_shape))
         masks = (0,) * len(self.rows_shape)
         if mask:
             masks = broadcast_strides(mask.shape, mask.strides, self.rows_shape)
         self.misalignment = 0 if aligns_gradients else self._shared_misalignment()
-        #: The layout of second derivatives by the logits alone, if rows stay in registers then.
+        #: Layout of second derivatives with respect to the logits only, if rows then stay in registers.
         self._second_in_registers: softmax_layout.RowLayout | None = None
         lay_out = self._index_layout if self.indices else self._dense_layout
         self.layout = lay_out(masks, results)
         if self.misalignment and (self.layout.vec_size == 1 or self.layout.shifted):
-            # Nothing is gained where rows lie in another way than those of the operand.
+            # Sharing the misalignment gains nothing if rows still have no vectors, or are still aligned differently.
             self.misalignment = 0
             self.layout = lay_out(masks, results)
         self.misaligned = (1 if self.indices else 2) if self.misalignment else 0
-        #: True of rows whose sums are found by several blocks: `verify_gradient` takes them from the value's kernel.
+        #: True if several blocks compute the sums of a row: `verify_gradient` reads those of the value's kernel.
         self._sliced = self.layout.kind == "column_slices"
         self._find_divisor()
         dense = self.input.lies_as(self.input.gradient.strides)
@@ -110,7 +110,7 @@ class SoftmaxPlan(Plan):
         self.recomputes = recomputed and not self.single_use
         self.clears = self.layout.kind == "label_only_sparse"
         self.partials = self.layout.chunks
-        # One for each chunk and block of a cluster, and the divisor.
+        # One record per chunk and block of a cluster, and one of the divisor if kernels tally.
         self.records = self.layout.chunks * self.layout.cluster + self.tallies
         if self._sliced:
             number = ITEMSIZE[self.compute]
@@ -123,19 +123,19 @@ class SoftmaxPlan(Plan):
         self._launchers: dict[tuple[str, Wanted, bool], compiler.Launcher] = {}
 
     def _find_divisor(self) -> None:
-        """Sets what tells how the divisor is found."""
+        """Sets `divisor`, `counted`, `self_counting` and `tallies`."""
         static = self.static
         known = constant_divisor(static, self.rows_shape)
         self.divisor = 1.0 if known is None else known
-        # An integer has the same bits whoever counts; a sum of weights has not.
+        # A count has the same bits in any order of additions; a sum of weights does not.
         weighs = self.indices and static.weighted and self.loss.mean_of_weights
         most = softmax_layout.COUNTED_AT_ONCE
         if not weighs:
-            # Blocks that share rows would all wait for the labels of all.
+            # Each block that shares rows would wait for the labels of all rows.
             most = 0 if self._sliced else softmax_layout.SELF_COUNTING_ROWS
         few = self.rows <= most and not static.has_tangent
         self.counted, self.self_counting = known is None and not few, known is None and few
-        # Rows without a loss are found while the others are evaluated; a kernel counts them in 32 bits.
+        # Kernels that tally count inactive rows, in 32 bits, while they evaluate the others.
         self.tallies = self.counted and self.indices and not (weighs or static.has_tangent) and self.rows < 1 << 32
 
     def _index_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:
@@ -182,8 +182,9 @@ class SoftmaxPlan(Plan):
         return softmax_layout.dense_layout(*given, self.machine.chip, affine, capped, shifts, heavy_terms)
 
     def _shared_misalignment(self) -> int:
-        """The misalignment of gradients that lie as the operands do, so that one split of a row into vectors and edges
-        serves both; 0 where that cannot help.
+        """Misalignment that gradients share with the operands; 0 if sharing it does not help.
+
+        One split of a row into vectors and edge elements then serves both.
         """
         operands, dim = self.tensors[: 1 if self.indices else 2], self.static.class_dim
         if not self.loss.softmax or self.static.has_tangent or self.classes <= softmax_layout.FEW_CLASSES:
@@ -226,7 +227,10 @@ class SoftmaxPlan(Plan):
         return self.strides
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
-        """The plan that sums the weights of the labels that count, or counts the rows."""
+        """Returns the plan of the divisor, the positions of the arrays that it reads, and the factor of its value.
+
+        The divisor is the sum of the label weights of active rows, or their number.
+        """
         return self._denominator
 
     @cached_property
@@ -255,10 +259,10 @@ class SoftmaxPlan(Plan):
             per_block = 1 if lanes > gpu.WARP else warps
             blocks = min(-(-chunks // per_block), processors * (softmax_layout.pipelined_threads(lanes) // threads))
         elif stage == "value" and layout == "label_only_few":
-            # The losses are one warp's. Blocks that have nothing to do would take longer than it does.
+            # One warp adds up the losses. Idle blocks would take longer than this warp.
             blocks, threads = 1, gpu.WARP
         elif stage == "unreduced" and layout in softmax_layout.IN_TILES:
-            # Without gradients a row is a label and a number.
+            # Without gradients, only the label and one element of each row are read.
             layout, vec_size, chunks = "label_only", 1, max(1, -(-self.rows // gpu.WARP))
             width, threads, shared = 1, softmax_layout.THREADS, 0
             blocks = max(1, min(-(-chunks // (threads // gpu.WARP)), 8 * processors))
@@ -284,24 +288,24 @@ class SoftmaxPlan(Plan):
                     blocks = max(1, min(-(-self.rows // (threads * vec_size)), 8 * processors))
                 layout, per_thread = "thread_per_row", 0
             elif layout not in ("label_only", *softmax_layout.IN_TILES):
-                # Rows are cut into pieces where there are too few to fill a GPU.
+                # Rows are cut into pieces if there are too few to fill a GPU.
                 layout = "block" if layout == "two_pass" else layout
                 vectors = -(-self.classes // vec_size)
-                # Nothing is exchanged: as many lanes as the vectors of a row keep busy.
+                # Lanes exchange nothing, so a row gets as many lanes as its vectors keep busy.
                 lanes_of_row = softmax_layout.power_of_two(-(-vectors // softmax_layout.TWO_PASS_VECTORS))
-                # Each takes one element at an end of the row.
+                # Each lane processes at most one edge element.
                 lanes_of_ends = softmax_layout.power_of_two(max(1, 2 * (vec_size - 1))) if x.edges else 1
                 width, threads = max(x.width, lanes_of_ends, min(gpu.WARP, lanes_of_row)), x.threads
                 if layout != "subwarp":
                     width, threads = x.width, min(x.threads, 512)
                 per = threads // width if layout == "subwarp" else 1
                 most = max(1, vectors // (threads * softmax_layout.TWO_PASS_VECTORS))
-                chunks = max(1, min(most, -(-4 * processors // max(1, self.rows))))  # pieces
+                chunks = max(1, min(most, -(-4 * processors // max(1, self.rows))))  # pieces of a row
                 blocks = max(1, min(-(-self.rows * chunks // per), processors * (2048 // threads)))
         input, target, weight, mask = self._dtypes
         if stage == "denominator" and not (self.indices and self.loss.mean_of_weights):
             weight = ""
-        # Other kernels than those of the layout read the logits of a row as they lie, or one by one.
+        # Kernels with another layout than the plan's read logits in place, or one by one, without shift or gather.
         of_layout = layout == x.kind and stage != "denominator" and not (stage == "from_residual" and x.gathered)
         kernel = SoftmaxKernel(
             self.loss, stage, self.indices, layout, vec_size, input, target, weight, mask, self.result, self.compute,
@@ -326,12 +330,12 @@ class SoftmaxPlan(Plan):
 
     @cached_property
     def count_chunks(self) -> int:
-        """The partial sums of the count."""
+        """Number of partial sums of the divisor."""
         return max(1, min(-(-self.rows // softmax_layout.COUNTED_AT_ONCE), softmax_layout.COUNT_CHUNKS))
 
 
 class CountingPlan(Plan):
-    """The plan of the divisor of a mean: the weights of the labels that count, or their number, summed in float64."""
+    """Plan of the divisor of a mean: the label weights of active rows, or their number, summed in float64."""
 
     def __init__(self, plan: SoftmaxPlan) -> None:
         call = Call(plan.loss, (), plan.static)
@@ -354,18 +358,19 @@ class CountingPlan(Plan):
 
 
 def without(x: Sequence[int], dim: int) -> tuple[int, ...]:
-    """A sequence without one of its entries."""
+    """Returns a sequence without one of its entries."""
     return (*x[:dim], *x[dim + 1 :])
 
 
 def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) -> softmax_layout.RowStrides:
-    """The strides of a tensor as those of its rows and of its classes."""
+    """Returns the strides of a tensor, split into those of its rows and that of its classes."""
     return softmax_layout.RowStrides(without(strides, dim), strides[dim], itemsize, misalignment)
 
 
 def second_in_registers(loss: SoftmaxLoss, static: Static) -> bool:
-    """True of second derivatives by the logits alone of an affine term, or of one whose derivatives sum to 0, which
-    have kernels of their own for rows in registers.
+    """True if second derivatives with respect to the logits only have kernels of their own for rows in registers.
+
+    The term must be affine, or its derivatives must sum to 0.
     """
     alike = loss.affine or (loss.balanced and static.plain)
     return alike and static.has_tangent == (True, False) and not static.capped
@@ -374,9 +379,11 @@ def second_in_registers(loss: SoftmaxLoss, static: Static) -> bool:
 def copies(
     static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip, writes: bool
 ) -> Mapping[int, tuple[int, ...]]:
-    """The operands that kernels read from copies, with the strides of these: without gaps, in the order that they have,
-    in that of the first operand, or in that of the shape, if kernels take rows that lie so; otherwise with the classes
-    next to each other. ``writes`` is False of a value alone.
+    """Returns the operands that kernels read from copies, with the strides of the copies.
+
+    Copies have no gaps. They keep the order of dimensions of the operand, or take that of the first operand or of the
+    shape, if kernels process rows with such strides; otherwise their classes are contiguous. ``writes`` is False if no
+    gradients are written.
     """
     operands, dim = tensors[: 1 if static.kind == "indices" else 2], static.class_dim
 
@@ -388,11 +395,11 @@ def copies(
 
     first = operands[0]
     orders = [[first.gradient.strides], [contiguous("", first.shape).strides]]
-    # Neighbouring rows are those of the shape, in whose order results lie.
+    # Results are stored in the order of the shape, so neighbouring rows should be neighbours in the shape too.
     rows = without(first.strides, dim)
     if [*rows] != sorted(rows, reverse=True):
         orders.reverse()
-    # Warps share rows whose classes are next to each other, in one operand already; a thread alone is slower.
+    # Lanes share rows of contiguous classes, which one operand already has; one thread per row is slower.
     together = [[x.gradient.strides] for x in operands if x.gradient.strides[dim] == 1]
     count, size = prod(without(first.shape, dim)), max([ITEMSIZE[x.dtype] for x in operands])
     shared = has_heavy_terms(loss, static) and softmax_layout.lanes_share(count, size)
@@ -416,23 +423,27 @@ def copies(
 
 
 def has_heavy_terms(loss: SoftmaxLoss, static: Static) -> bool:
-    """True if the term of a class may take many instructions: it is neither affine nor its plain expression. Second
-    derivatives are laid out in other ways.
+    """True if a term may take many instructions: it is neither affine nor evaluated by its plain expression.
+
+    False for second derivatives, which have layouts of their own.
     """
     return not (loss.affine or static.plain or static.has_tangent)
 
 
 def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chip: gpu.Chip, writes: bool) -> bool:
-    """True if kernels that write gradients, or those of a value alone, read the rows from a copy."""
+    """True if kernels read the rows from a copy.
+
+    ``writes`` is True for kernels that write gradients, and False for those that compute only a value.
+    """
     operands = tensors[: 1 if static.kind == "indices" else 2]
     dim = static.class_dim
     strides = [x.strides for x in operands] + [x.gradient.strides for x in operands]
     sizes = [ITEMSIZE[x.dtype] for x in operands] * 2
     rows = [rows_of(x, dim, size, 0) for x, size in zip(strides, sizes, strict=True)]
     shape = tensors[0].shape
-    # Second derivatives, and gradients from a residual, are computed by threads alone.
+    # A single thread computes the second derivatives of a row, or its gradients from a residual.
     second = bool(static.has_tangent)
-    # Rows that are read again in backward would be gathered twice.
+    # Rows that backward reads again would be gathered twice.
     unreduced = static.reduction == "none"
     again, gathers = unreduced and writes, None if unreduced else chip
     shares, room = not (second or static.inplace), softmax_layout.room_of_rows(chip)

@@ -1,8 +1,8 @@
-"""Losses of rows through the array API: the path of CPU arrays, and of derivatives that no kernel has.
+"""Losses of rows through the array API, for CPU arrays and for derivatives that no kernel computes.
 
-Written for being right, not fast: logits are worked on in the arithmetic type (float32; float64 for float64 operands
-and NumPy arrays), what there is one of per row in float64, and the result is rounded once. Derivatives are those of the
-array library, and those of the formulas to any order.
+The formulas aim at correctness, not speed. Logits are processed in the arithmetic type: float32, or float64 for float64
+operands and NumPy arrays. Per-row quantities are float64, and the result is rounded once. The array library
+differentiates the formulas, to any order.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from cupylosses.reference_math import detached, divide
 
 
 def evaluate(call: Rows, promoted: str, readable: bool = True) -> Any:
-    """The loss of a call whose operands promote to dtype ``promoted``; a normalizer is a number or a double. Labels are
-    checked where they are ``readable``, which those that are traced are not.
+    """Returns the loss of a call whose operands promote to dtype ``promoted``.
+
+    A normalizer is a number or a double. Labels are checked if they are ``readable``, which traced labels are not.
     """
     xp = interop.namespace(call.operands[0])
     rows = counted_rows(xp, call)
@@ -32,7 +33,7 @@ def evaluate(call: Rows, promoted: str, readable: bool = True) -> Any:
     if call.reduction != "none":
         cost = divide(xp, xp.sum(cost), divisor(xp, call, rows))
     if rows.bad is not None:
-        # Added to the value alone: other rows keep their gradients.
+        # NaN is added to the value only: other rows keep their gradients.
         bad = rows.bad if call.reduction == "none" else xp.any(rows.bad)
         cost = cost + xp.where(bad, xp.full_like(detached(cost), nan), xp.zeros_like(detached(cost)))
     result = xp.astype(cost, getattr(xp, call.out_dtype or promoted), copy=False)
@@ -46,8 +47,10 @@ def evaluate(call: Rows, promoted: str, readable: bool = True) -> Any:
 
 
 class RowMask(NamedTuple):
-    """Which rows count, ``used``; of class indices also the labels, 0 where they are not looked at, and which of the
-    rows that count have a ``bad`` one.
+    """Masks of rows: ``used``, and with class indices ``labels`` and ``bad``.
+
+    ``used`` marks the rows that are neither masked nor ignored. ``bad`` marks the used rows with a label out of range.
+    ``labels`` are 0 in rows that are unused or bad.
     """
 
     used: Any
@@ -56,12 +59,12 @@ class RowMask(NamedTuple):
 
     @property
     def sound(self) -> Any:
-        """Those that count and have a label that is a class."""
+        """Used rows whose label is a class."""
         return self.used if self.bad is None else self.used & ~self.bad
 
 
 def counted_rows(xp: Any, call: Rows) -> RowMask:
-    """Which rows of a call count."""
+    """Returns the masks of the rows of a call."""
     target = call.operands[1]
     shape = call.shape
     like = xp.astype(target, xp.int64) if call.kind == "indices" else target
@@ -75,7 +78,10 @@ def counted_rows(xp: Any, call: Rows) -> RowMask:
 
 
 def _of_indices(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any, Any]:
-    """Cost and lse per row, and the accuracy, of class indices. The cost of a bad row is 0."""
+    """Returns cost and lse per row, and the accuracy, for class indices.
+
+    The cost of a bad row is 0.
+    """
     sound = rows.sound
     x = _classes_last(xp, call, call.operands[0], sound, wide)
     label = _one_hot(xp, call.classes, rows.labels)
@@ -107,7 +113,7 @@ def _of_indices(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any
 
 
 def _of_terms(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any, Any]:
-    """The same of a target per class, which has no accuracy."""
+    """Returns cost and lse per row for dense targets, which have no accuracy."""
     x, target = (_classes_last(xp, call, operand, rows.used, wide) for operand in call.operands)
     z = logits(xp, call, x)
     s, log_sum, _, lse = log_softmax_parts(xp, z)
@@ -125,8 +131,9 @@ def _of_terms(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any, 
 
 
 def _of_nothing(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any, Any]:
-    """Cost, lse and accuracy of rows without classes: sums of nothing, and, as in torch, NaN for the mean over a target
-    per class.
+    """Returns cost, lse and accuracy of rows without classes.
+
+    Costs are empty sums; as in torch, the mean over dense targets is NaN.
     """
     cost = sum([xp.sum(x, axis=call.class_dim, dtype=xp.float64) for x in call.operands if x.ndim > len(call.shape)])
     if call.kind != "indices" and call.reduction == "mean":
@@ -137,7 +144,10 @@ def _of_nothing(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any
 
 
 def _finish(xp: Any, call: Rows, cost: Any, lse: Any, operands: list[Any], values: dict[str, Any]) -> Any:
-    """The cost of rows with the penalty; where it is NaN, so are its derivatives with respect to the whole row."""
+    """Adds the penalty to the cost of rows.
+
+    If the cost of a row is NaN, so are its derivatives with respect to the whole row.
+    """
     penalty = call.loss.references.get("penalty")
     if penalty is not None:
         cost = cost + penalty(xp, lse=lse, **values)
@@ -149,12 +159,12 @@ def _finish(xp: Any, call: Rows, cost: Any, lse: Any, operands: list[Any], value
 
 
 def log_softmax_parts(xp: Any, z: Any) -> tuple[Any, Any, Any, Any]:
-    """s = z - max z, log sum exp s, sum exp s, and log sum exp z, which keep their digits in any row, and whose
-    derivatives do.
+    """Returns s = z - max z, log sum exp s, sum exp s and log sum exp z.
 
-    In a row in which one class has more than half of the probability, s is that to its logit, derivatives included, and
-    constant for the class itself: the logarithm of 1 + the rest has the derivatives of the rest, of which nothing
-    cancels, and the class's own is minus their sum.
+    All of these, and their derivatives, keep their digits in any row. In a row in which one class has more than half of
+    the probability, s is relative to the logit of that class, derivatives included, and constant for the class itself.
+    The logarithm of 1 + the rest then has the derivatives of the rest, in which nothing cancels, and the derivative
+    with respect to the class's own logit is minus their sum.
     """
     top = xp.max(detached(z), axis=-1, keepdims=True)
     leads = _one_hot(xp, z.shape[-1], xp.argmax(detached(z), axis=-1))
@@ -174,14 +184,15 @@ def log_softmax_parts(xp: Any, z: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def logits(xp: Any, call: Rows, x: Any) -> Any:
-    """Scaled and capped."""
+    """Returns the scaled and capped logits."""
     z = x if call.scale == 1.0 else x * call.scale
     return call.softcap * xp.tanh(z / call.softcap) if call.softcap else z
 
 
 def _classes_last(xp: Any, call: Rows, x: Any, used: Any, wide: Any) -> Any:
-    """An operand in the arithmetic type, its classes last, with zeros in the rows that do not count: replaced before
-    anything is computed, since afterwards their NaN would be in the gradient.
+    """Returns an operand in the arithmetic type, with classes last and zeros in rows that are not ``used``.
+
+    These rows are replaced before anything is computed, because otherwise a NaN in them would reach the gradient.
     """
     order = [d for d in range(x.ndim) if d != call.class_dim]
     x = xp.astype(xp.permute_dims(x, (*order, call.class_dim)), wide, copy=False)
@@ -193,15 +204,16 @@ def _one_hot(xp: Any, classes: int, labels: Any) -> Any:
 
 
 def _weights(xp: Any, call: Rows, like: Any) -> Any:
-    """The class weights, in the arithmetic type."""
+    """Returns the class weights in the arithmetic type."""
     if call.weight is None:
         return _placed(xp.ones((call.classes,), dtype=like.dtype, **_device(like)), like)
     return _placed(xp.astype(call.weight, like.dtype, copy=False), like)
 
 
 def divisor(xp: Any, call: Rows, rows: RowMask, row_weights: Any = None) -> Any:
-    """The divisor of the sum of the rows, which may have weights: a number, or an array without dimensions. Bad rows do
-    not count.
+    """Returns the divisor of the sum over rows, which may have weights: a number, or an array without dimensions.
+
+    Bad rows do not count.
     """
     if call.normalizer is not None:
         return call.normalizer
@@ -218,7 +230,7 @@ def divisor(xp: Any, call: Rows, rows: RowMask, row_weights: Any = None) -> Any:
 
 
 def check_labels(xp: Any, call: Rows, bad: Any) -> None:
-    """Raises for labels that are no class."""
+    """Raises if a label is out of range."""
     if not bool(_whole(xp.any(bad))):
         return
     bad, labels = _whole(bad), _whole(call.operands[1])
@@ -232,8 +244,9 @@ def _device(x: Any) -> dict[str, Any]:
 
 
 def _placed(x: Any, like: Any) -> Any:
-    """An array that was made here beside one of the call: replicated where that is a `DTensor`, which meets no plain
-    tensors.
+    """Moves an array that was created here next to one of the call.
+
+    It is replicated if that one is a `DTensor`, which cannot be combined with plain tensors.
     """
     if not _is_distributed(like) or _is_distributed(x):
         return x
@@ -244,7 +257,7 @@ def _placed(x: Any, like: Any) -> Any:
 
 
 def _whole(x: Any) -> Any:
-    """All of a `DTensor`, of which each process has a part; other arrays as they are."""
+    """Returns all of a `DTensor`, of which each process holds a part; returns other arrays unchanged."""
     return x.full_tensor() if _is_distributed(x) else x
 
 
@@ -253,5 +266,5 @@ def _is_distributed(x: Any) -> bool:
 
 
 def _plain(x: Any) -> Any:
-    """NumPy makes arrays without dimensions of some operations, and its own numbers of most."""
+    """Converts a NumPy array without dimensions, which some operations return, to a NumPy scalar, as most return."""
     return x[()] if interop.kind(x) == "numpy" else x

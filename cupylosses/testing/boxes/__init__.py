@@ -1,1 +1,1 @@
-"""Checks of losses of boxes: that engine's part of :mod:`cupylosses.testing`."""
+"""Checks of losses of boxes: the boxes engine's part of :mod:`cupylosses.testing`."""

@@ -1,4 +1,4 @@
-"""Checks of losses of boxes. A layout is a way in which the engine takes boxes, or their operands lie."""
+"""Checks of losses of boxes. A layout determines how the engine processes boxes, or how operands are stored."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """Shape of the boxes without their components; how operands lie: "", "transposed" (components outermost), "columns"
-    (of a wider array), or "broadcast", which is one box for all of the first dimension.
+    """Shape of the boxes without their components, and the storage of operands.
+
+    ``lies`` is "" (contiguous), "transposed" (components outermost), "columns" (of a wider array), "strided" (the first
+    two dimensions are exchanged in memory), or "broadcast" (the last operand has size 1 in the first dimension).
     """
 
     boxes: tuple[int, ...]
@@ -38,17 +40,17 @@ LAYOUTS: Mapping[str, Layout] = {
     "broadcast": Layout((70, 3), "broadcast"),
 }
 
-#: Edges are multiples of 1 / GRID below LARGEST: numbers of 8 bits, whose differences and products are exact.
+#: Edges of boxes are multiples of 1 / GRID below LARGEST: 8-bit numbers, whose differences and products are exact.
 GRID, LARGEST = 8, 16
 
 
 def draw(shape: Sequence[int], seed: int, box_format: str = "xyxy") -> Tensor:
-    """Boxes in float64: some overlap, some share edges."""
+    """Draws boxes in float64: some overlap, some share edges."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, LARGEST * GRID // 2, (*shape, 2), generator=generator)
-    # Even, so that centres are on the grid.
+    # Even sizes, so that centres are on the grid.
     sizes = 2 * ((sizes + 1) // 2)
     corners = torch.randint(0, LARGEST * GRID // 2, (*shape, 2), generator=generator)
     first = {"xyxy": corners, "xywh": corners, "cxcywh": corners + sizes // 2}[box_format]
@@ -58,7 +60,7 @@ def draw(shape: Sequence[int], seed: int, box_format: str = "xyxy") -> Tensor:
 
 @dataclass(frozen=True)
 class BoxCheck(Check):
-    """A loss of boxes. ``shape`` is a requested shape of the operands, with the components last."""
+    """Check of a loss of boxes. ``shape`` is a requested shape of the operands, with the components last."""
 
     Definition: ClassVar = BoxLoss
 
@@ -68,17 +70,17 @@ class BoxCheck(Check):
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Every parameter and flag by name."""
+        """All parameters and flags by name."""
         return self.loss.values(self.case)
 
     @cached_property
     def operand_dtypes(self) -> tuple[str, ...]:
-        """The dtype of each operand."""
+        """Dtype of each operand."""
         return tuple(self.dtypes[min(i, len(self.dtypes) - 1)] for i in range(len(self.loss.operands)))
 
     @cached_property
     def laid(self) -> Layout:
-        """The sizes."""
+        """Sizes and storage."""
         return Layout(self.shape[:-1]) if self.shape else LAYOUTS[self.layout]
 
     @cached_property

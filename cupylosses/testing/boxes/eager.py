@@ -1,4 +1,4 @@
-"""Losses of boxes as operators of torch, the way in which torchvision computes them."""
+"""Losses of boxes by torch's operators, as torchvision computes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def twin(loss: BoxLoss, values: Mapping[str, Any], reduction: str) -> Call | None:
-    """The operators for these values of all parameters and flags; None for a format or reduction that they lack."""
+    """Returns torch's way to compute a loss; None if it lacks the loss, the box format or the reduction."""
     if values["box_format"] != "xyxy" or reduction not in ("none", "mean", "sum") or loss.name not in EXPRESSIONS:
         return None
     expression = EXPRESSIONS[loss.name]
@@ -78,7 +78,7 @@ def _complete(a: Tensor, b: Tensor, values: Mapping[str, Any]) -> Tensor:
     return _distance(a, b, values) + alpha * v
 
 
-#: The value of each pair of boxes, by name of the loss.
+#: Function that computes the value of each pair of boxes, by name of the loss.
 EXPRESSIONS: Mapping[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
     "iou_loss": _iou,
     "generalized_box_iou_loss": _generalized,

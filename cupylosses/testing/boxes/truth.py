@@ -1,8 +1,8 @@
-"""The truth of losses of boxes: the reference formula in float64, and torch's derivatives of it.
+"""Truth of losses of boxes: the reference formula in float64, and torch's derivatives of it.
 
-Kernels compute in float32, or in float64 for boxes of float64. Differences of the edges that are drawn are exact, so
-errors are those of quotients. A value is a sum of terms up to 1. A gradient is a sum of terms of the size of 1 / side,
-which cancel; that of a logarithm has the factor 1 / IoU.
+Kernels compute in float32, or in float64 for float64 boxes. Differences of the drawn edges are exact, so the errors are
+those of quotients. A value is a sum of terms up to 1. A gradient is a sum of terms of the order of 1 / side, which
+cancel; the gradient of a logarithm has the factor 1 / IoU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The share of the errors of arithmetic in float32 in a gradient of 16 bits.
+#: Share of the errors of float32 arithmetic in a 16-bit gradient.
 OF_16_BITS = 2.0**-8
 
 
@@ -32,7 +32,7 @@ def truth(
     wanted: Sequence[bool],
     result: str,
 ) -> Truth:
-    """The truth for boxes on their device, of a value of dtype ``result``."""
+    """Computes the truth for boxes, on their device, of a value of dtype ``result``."""
     import array_api_compat.torch as xp
     import torch
 
@@ -52,7 +52,7 @@ def truth(
     factor = upstream if reduction != "none" else upstream[..., None]
     boxes = [Box.of(x.detach(), values["box_format"]) for x in leaves]
     sides = torch.stack([x for box in boxes for x in (box.width, box.height)]).abs().amin(0)
-    # -log(IoU) is the logarithm of the factor.
+    # The value is -log(IoU), so its exponential is the factor 1 / IoU.
     steep = rows.exp() if values.get("mode") == "log" else torch.ones_like(rows)
     terms = torch.where(sides > 0, steep / sides, 0.0)[..., None]
     gradients: list[Expected | None] = []

@@ -1,4 +1,4 @@
-"""Runs the kernels on the CPU: the same source that NVRTC compiles, through the whole torch path, without a GPU.
+"""Execution of the kernels on the CPU: the source that NVRTC compiles, through the whole torch path, without a GPU.
 
     with cupylosses.testing.host.execution(seed=1):
         F.mse_loss(prediction, target).backward()    # CPU tensors, real kernels
@@ -7,8 +7,8 @@ Threads of a block are fibers that meet at barriers. Anything that a GPU would l
 error: a barrier that only part of a block reaches, a shuffle without all its lanes, an unordered access to memory that
 another thread also uses, undefined behaviour, and, in a build with AddressSanitizer, an out-of-bounds access.
 
-The environment variable ``CUPYLOSSES_HOST=1`` does the same for a whole program that imports ``cupylosses.testing``.
-Needs a C++17 compiler (``CXX``, ``c++``, ``g++`` or ``clang++``) on Linux. A test tool: nothing here is fast.
+The environment variable ``CUPYLOSSES_HOST=1`` does this for a whole program that imports ``cupylosses.testing``. Needs
+a C++17 compiler (``CXX``, ``c++``, ``g++`` or ``clang++``) on Linux. This is a test tool: nothing here is fast.
 """
 
 from cupylosses.testing.counters import counters

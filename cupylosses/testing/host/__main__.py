@@ -22,10 +22,10 @@ def main() -> None:
     given = parser.parse_args()
     variables = {**os.environ, "CUPYLOSSES_HOST": "1", "CUPYLOSSES_HOST_SANITIZE": given.sanitize}
     if "address" in given.sanitize.split(","):
-        # Also preloads the C++ runtime: the sanitizer must find its exceptions at start-up, or torch's first one would
-        # abort.
+        # Also preloads the C++ runtime: the sanitizer must find its exception handling at start-up, or torch's first
+        # exception would abort.
         variables["LD_PRELOAD"] = f"{sanitizer_library()} libstdc++.so.6"
-        # Python does not free objects that live until it exits.
+        # Python does not free the objects that live until it exits, so leak detection is off.
         variables["ASAN_OPTIONS"] = "detect_leaks=0:" + os.environ.get("ASAN_OPTIONS", "")
     os.execve(sys.executable, [sys.executable, *given.program], variables)
 

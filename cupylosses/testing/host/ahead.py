@@ -1,6 +1,6 @@
-"""Compiles many kernels at once, before the first of them runs.
+"""Parallel compilation of many kernels before the first of them runs.
 
-Without this, each kernel is compiled when it is first needed, one after another. A caller that knows the coming calls
+Without it, kernels are compiled one after another, each when it is first needed. A caller that knows the coming calls
 makes them once within `recording`, where nothing is compiled or launched, and passes the recorded kernels to
 `build_ahead`:
 
@@ -28,11 +28,10 @@ from cupylosses.warmup import in_threads
 
 @contextmanager
 def recording(gpu: bool = False) -> Iterator[dict[Kernel, None]]:
-    """Within this context, losses of CPU tensors record the kernels that they would run, and run none: results hold
-    NaN.
+    """Within this context, losses of CPU tensors record their kernels instead of running them: results hold NaN.
 
-    This includes any `execution` within it. The recorded kernels are keys, in the order of their first use. With
-    ``gpu``, CUDA tensors record instead, and results are uninitialised.
+    This also applies to any `execution` within the context. Yields a dict whose keys are the recorded kernels, in the
+    order of their first use. With ``gpu``, CUDA tensors record instead, and results are uninitialised.
     """
     recorded: dict[Kernel, None] = {}
     kind: Any = torch_device.TorchDevice if gpu else HostDevice
@@ -62,10 +61,9 @@ def _no_plans() -> Iterator[None]:
 
 
 def build_ahead(kernels: Collection[Kernel], advance: Callable[[], object] = lambda: None) -> None:
-    """Compiles the kernels that the cache lacks, on all processors, together with their companions; ``advance`` is
-    called after each program.
+    """Compiles the kernels that the cache lacks, with their companions, on all processors.
 
-    A kernel that does not compile is skipped; its launch reports the error.
+    Calls ``advance`` after each program. Skips kernels that do not compile; their launch reports the error.
     """
     build.runtime()  # All kernels link to the runtime.
 

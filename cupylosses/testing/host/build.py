@@ -1,8 +1,8 @@
-"""Compiles the source of a kernel to a shared object for this machine, and caches it by content.
+"""Compilation of kernel sources to shared objects for this machine, cached by content.
 
-``CXX``                         the compiler; otherwise the first of c++, g++ and clang++ that is found
-``CUPYLOSSES_HOST_CACHE``       the directory of the cache (see ``objects.py``)
-``CUPYLOSSES_HOST_SANITIZE``    the sanitizers, overriding the settings; ``address,undefined`` needs
+``CXX``                         compiler; by default the first of c++, g++ and clang++ that is found
+``CUPYLOSSES_HOST_CACHE``       directory of the cache (see ``objects.py``)
+``CUPYLOSSES_HOST_SANITIZE``    sanitizers, which override the settings; ``address,undefined`` needs
                                 AddressSanitizer's library loaded before Python (see `sanitizer_library`)
 """
 
@@ -28,15 +28,15 @@ from cupylosses.testing.host.settings import Settings
 _HERE = Path(__file__).resolve().parent
 _SHIM = ("shim.hpp", "interface.hpp")
 
-#: No contraction, as with -fmad=false. Type punning is no error, as in CUDA's compiler.
+#: No contraction, as with -fmad=false.
 _OPTIONS = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-w")
-#: Hidden names, so that two kernels do not share their __shared__ variables; no start files, so that a kernel has no
-#: other writable memory.
+#: Hidden names, so that two kernels do not share their __shared__ variables; type punning is allowed, as in CUDA's
+#: compiler. Kernels are linked without start files, so that they have no other writable memory.
 _KERNEL = ("-fvisibility=hidden", "-fno-strict-aliasing")
 _LINK_KERNEL = ("-nostartfiles", "-nodefaultlibs")
-#: Linkers that take 5 ms less than the default one for an object as small as a kernel's, the fastest first.
+#: Linkers that take 5 ms less than the default one for an object as small as a kernel, the fastest first.
 _LINKERS = ("lld", "gold")
-#: Options of GCC without which a compilation takes a third longer: most kernels run for a millisecond, once or twice.
+#: GCC options without which a compilation takes a third longer. Most kernels run for a millisecond, once or twice.
 _KERNEL_GCC = (
     "-fno-exceptions",
     "-fno-asynchronous-unwind-tables",
@@ -71,34 +71,34 @@ _KERNEL_GCC = (
     "-fno-reorder-blocks",
     "-fno-shrink-wrap",
     "-fno-split-wide-types",
-    # Registers are allocated for a whole function, not for each loop.
+    # Allocates registers for a whole function, not for each loop.
     "-fira-region=one",
 )
-#: The runtime needs no calls at the beginning and the end of each function (races.cpp).
+#: The runtime (races.cpp) needs no calls at function entry and exit.
 _THREAD_GCC = ("--param", "tsan-instrument-func-entry-exit=0")
 
-#: Kernels compiled with the same files of ``kernels/`` before these are precompiled. Precompiling saves an eighth of
-#: each further compilation, and takes as long as four of these savings.
+#: Number of kernels that are compiled with the same files of ``kernels/`` before these files are precompiled.
+#: Precompiling saves an eighth of each further compilation, and takes as long as four such savings.
 _COMPILED_BEFORE_PRECOMPILING = 4
-#: The beginning of the glue of one kernel, behind the text of the files (`Kernel.source`).
+#: Start of the glue of one kernel, which follows the text of the files (`Kernel.source`).
 _GLUE = '\n#line 1 "<'
 
-#: The declaration of dynamic shared memory, its type and its name. A pattern that begins with a letter is found in a
-#: sixteenth of the time that one takes which begins at the boundary of a word.
+#: Declaration of dynamic shared memory, with groups for its type and name. A pattern that starts with a letter takes a
+#: sixteenth of the search time of a pattern that starts with a word boundary.
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:__align__|alignas)\([^)]*\)\s+)?([\w ]+?)\s+(\w+)\s*\[\s*\]")
 _SHARED = re.compile(r"extern\s+__shared__")
 
-#: Bytes of `extern __shared__` memory: more than any kernel asks for on the GPUs that tests pretend to have.
+#: Bytes of `extern __shared__` memory: more than any kernel requests on the GPUs that tests simulate.
 DYNAMIC_SHARED_BYTES = 228 << 10
 
 
 class HostCompileError(RuntimeError):
-    """The host's compiler refused a kernel; the message is the compiler's output."""
+    """Rejection of a kernel by the host's compiler; the message is the compiler's output."""
 
 
 @cache
 def find_compiler() -> tuple[str, ...] | None:
-    """The C++ compiler as the beginning of a command, or None."""
+    """Returns the C++ compiler as the start of a command, or None."""
     given = shlex.split(os.environ.get("CXX", ""))
     for command in ([given] if given else []) + [["c++"], ["g++"], ["clang++"]]:
         path = shutil.which(command[0])
@@ -108,7 +108,7 @@ def find_compiler() -> tuple[str, ...] | None:
 
 
 def compiler() -> tuple[str, ...]:
-    """The C++ compiler, or an error that says how to get one."""
+    """Returns the C++ compiler, or raises an error that says how to get one."""
     found = find_compiler()
     if found is None:
         raise HostCompileError("host execution needs a C++17 compiler: install g++ or clang++, or set CXX")
@@ -122,7 +122,7 @@ def _version() -> str:
 
 
 def sanitizers(chosen: tuple[str, ...] = Settings.sanitize) -> tuple[str, ...]:
-    """The sanitizers for kernels: those of the environment, or else ``chosen``."""
+    """Returns the sanitizers for kernels: those of the environment if it sets them, otherwise ``chosen``."""
     given = os.environ.get("CUPYLOSSES_HOST_SANITIZE")
     names = chosen if given is None else tuple(x for x in given.split(",") if x)
     unknown = set(names) - {"thread", "address", "undefined"}
@@ -136,14 +136,14 @@ def sanitizers(chosen: tuple[str, ...] = Settings.sanitize) -> tuple[str, ...]:
 
 @cache
 def _linker() -> tuple[str, ...]:
-    """The option for a faster linker, if one is installed beside the default one."""
+    """Returns the option for a faster linker, if one is installed."""
     found = next((x for x in _LINKERS if shutil.which(f"ld.{x}")), None)
     return (f"-fuse-ld={found}",) if found else ()
 
 
 @cache
 def sanitizer_library() -> Path:
-    """AddressSanitizer's library, which has to be in LD_PRELOAD when Python starts."""
+    """Returns the path of AddressSanitizer's library, which must be in LD_PRELOAD when Python starts."""
     for name in ("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan-aarch64.so"):
         command = [*compiler(), f"-print-file-name={name}"]
         path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
@@ -154,7 +154,7 @@ def sanitizer_library() -> Path:
 
 @cache
 def _own(name: str) -> str:
-    """The text of a file of this directory."""
+    """Returns the text of a file of this directory."""
     return (_HERE / name).read_text(encoding="utf-8")
 
 
@@ -164,9 +164,9 @@ _found: set[Path] = set()
 
 
 def _build(name: str, text: str, options: tuple[str, ...], link: tuple[str, ...], inputs: tuple[str, ...]) -> Path:
-    """Compiles ``text`` with ``inputs``, the files of this directory that it includes, unless the cache has the result.
+    """Compiles ``text`` unless the cache has the result; ``inputs`` are the files of this directory that it includes.
 
-    Any number of processes may do so at once: each writes its own file, and renames it when it is complete.
+    Processes may do so concurrently: each writes a file of its own, and renames it when it is complete.
     """
     directory = objects.directory()
     target = directory / f"{name[:80]}-{_key(text, (*options, *link), inputs)}.so"
@@ -181,7 +181,7 @@ def _build(name: str, text: str, options: tuple[str, ...], link: tuple[str, ...]
         if header:
             including = (*options, "-include", str(header.with_suffix("")))
             status, message = _compile("c++", mark.lstrip() + glue, including, built, ("-shared", *link))
-        # Without a header or with a damaged one, and for errors of the whole text.
+        # Without a header, with a damaged header, or to report errors of the whole text.
         if status:
             status, message = _compile("c++", text, options, built, ("-shared", *link))
         counters.count_compiled()
@@ -192,13 +192,14 @@ def _build(name: str, text: str, options: tuple[str, ...], link: tuple[str, ...]
 
 
 def _precompiled(directory: Path, files: str, options: tuple[str, ...], inputs: tuple[str, ...]) -> Path | None:
-    """The precompiled header of the text in front of the glue of kernels; None if too few kernels have needed it, or
-    the compiler is Clang, which has other options for one.
+    """Returns the precompiled header of the text before the glue of kernels.
+
+    None if too few kernels have needed it, or if the compiler is Clang, whose options for precompiled headers differ.
     """
     if "clang" in _version():
         return None
     target = directory / f"{_key(files, options, inputs)}.hpp.gch"
-    with _precompiling:  # Kernels of several threads wait for their header together.
+    with _precompiling:  # Threads that need the same header wait for it together.
         if target in _found or objects.find(target):
             _found.add(target)
             return target
@@ -224,10 +225,10 @@ def _key(text: str, options: tuple[str, ...], inputs: tuple[str, ...]) -> str:
 def _compile(
     language: str, text: str, options: tuple[str, ...], built: Path, link: tuple[str, ...] = ()
 ) -> tuple[int, str]:
-    """Exit status and messages of the compiler; ``built`` lies in a directory of its own."""
+    """Runs the compiler; returns its exit status and messages. ``built`` must be in a directory of its own."""
     source = built.with_name("kernel.cpp")
     source.write_text(text, encoding="utf-8")
-    # Paths as in the `#line` directives, without a directory.
+    # Makes paths look like those of `#line` directives, without a directory.
     where = [f"-ffile-prefix-map={x}=." for x in (built.parent, Path.cwd())]
     command = [*compiler(), *_OPTIONS, *where, f"-I{_HERE}", *options, "-x", language, str(source), "-x", "none"]
     status, message, seconds = _run([*command, *link, "-o", str(built)])
@@ -236,7 +237,7 @@ def _compile(
 
 
 def _run(command: Sequence[str]) -> tuple[int, str, float]:
-    """Exit status, standard error and processor seconds of a completed program."""
+    """Runs a program to completion; returns its exit status, standard error and processor seconds."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         message = process.stderr.read()
         _, status, used = os.wait4(process.pid, 0)
@@ -246,9 +247,9 @@ def _run(command: Sequence[str]) -> tuple[int, str, float]:
 
 @cache
 def runtime() -> Path:
-    """The shared object that executes kernels."""
+    """Returns the shared object that executes kernels."""
     parts = tuple(sorted(x.name for x in _HERE.glob("*.[ch]pp")))
-    # Kernels find the functions of both libraries through the runtime (`program`).
+    # Kernels resolve the functions of both libraries through the runtime (`program`).
     return _build("runtime", _own("runtime.cpp"), ("-O2",), ("-Wl,--no-as-needed", "-lm", "-lc"), parts)
 
 
@@ -257,30 +258,31 @@ Source = tuple[str, str]
 
 
 def of_source(entry: str, source: str, sanitize: tuple[str, ...] = Settings.sanitize) -> Path:
-    """The shared object of one kernel."""
+    """Returns the shared object of one kernel."""
     return program(((entry, source),), sanitize)
 
 
 def program(kernels: Sequence[Source], sanitize: tuple[str, ...] = Settings.sanitize, debug: bool = False) -> Path:
-    """The shared object of kernels that begin with the same files of ``kernels/``: two of them compile together in
-    three quarters of their time. ``debug`` adds line information.
+    """Returns the shared object of kernels whose sources start with the same files of ``kernels/``.
+
+    Two kernels compiled together take three quarters of the time that they take apart. ``debug`` adds line information.
     """
     sanitize, entry = sanitizers(sanitize), kernels[0][0]
     source = _joined(kernels)
     text = f'#include "shim.hpp"\n{source}\n{_dynamic_shared(source)}HOST_SHARED()\n'
     text = _SHARED.sub("extern __dynamic_shared__", text)
     checks = [f"-fsanitize={','.join(sanitize)}"] if sanitize else []
-    # The runtime brings the C and the mathematical library. Searching them takes longer than all else of linking.
+    # The runtime provides the C and math libraries. Searching these takes longer than the rest of linking.
     libraries = [str(sanitizer_library()), "-lm", "-lc", "-lgcc"] if "address" in sanitize else ["-lgcc"]
     trimmed = () if "clang" in _version() else (*_KERNEL_GCC, *(_THREAD_GCC if "thread" in sanitize else ()))
-    # Optimization takes up to a third of a compilation, which pays only where every access is checked.
+    # Optimization takes up to a third of a compilation, which pays off only if every access is checked.
     options = (*_KERNEL, "-O1" if sanitize else "-O0", *trimmed, *checks, *(["-gdwarf-4"] if debug else []))
     link = (*_linker(), *_LINK_KERNEL, *checks, str(runtime()), *libraries)
     return _build(entry, text, options, link, _SHIM)
 
 
 def _joined(kernels: Sequence[Source]) -> str:
-    """The files that the kernels share, and in a namespace for each kernel its glue and its entry point."""
+    """Returns the files that the kernels share, then the glue and entry point of each kernel in its own namespace."""
     (files, mark, _), *others = parts = [source.partition(_GLUE) for _, source in kernels]
     if not others:
         ((entry, source),) = kernels
@@ -295,7 +297,7 @@ def _joined(kernels: Sequence[Source]) -> str:
 
 
 def _dynamic_shared(source: str) -> str:
-    """The definition of the array that a source declares as ``extern __shared__``, and a function with its address."""
+    """Returns definitions of the ``extern __shared__`` array of a source and of a function that returns its address."""
     arrays = dict.fromkeys(_DYNAMIC.findall(source))
     if len(arrays) > 1:
         raise HostCompileError(f"more than one extern __shared__ array: {', '.join(name for _, name in arrays)}")

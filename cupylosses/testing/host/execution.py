@@ -1,4 +1,4 @@
-"""The switch that makes CPU tensors run the kernels."""
+"""Switches that make CPU tensors run the kernels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from cupylosses.testing.host.launch import Launcher
 from cupylosses.testing.host.settings import Settings
 from cupylosses.testing.memory import NAN_BYTE
 
-#: A GPU with little shared memory per block, so that even short rows count as long, and with few threads, since they
-#: take turns on the host; a cluster still has more than 32 warps.
+#: Simulated GPU with little shared memory per block, so that even short rows count as long, and with few threads per
+#: block, because threads take turns on the host. A cluster still has more than 32 warps.
 SMALL = Chip(DECLARED_BYTES + (8 << 10), clusters=True, threads=512)
 
-#: Few, so that even small losses take several rounds of blocks.
+#: Number of multiprocessors: few, so that even small losses need several rounds of blocks.
 PROCESSORS = 2
 
 
 class HostDevice(torch_device.TorchDevice):
-    """The CPU as a GPU of a few processors: torch's CPU allocator, no streams."""
+    """CPU in the role of a GPU with a few multiprocessors: torch's CPU allocator, no streams."""
 
     is_gpu = False
     launcher = Launcher
@@ -40,7 +40,7 @@ class HostDevice(torch_device.TorchDevice):
     def empty(
         self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, misalignment: int = 0
     ) -> torch.Tensor:
-        """Filled with NaN, so that an element that no kernel writes is noticed."""
+        """Returns an array filled with NaN, so that elements that no kernel writes are noticed."""
         assert type(shape) is type(strides) is tuple, "what allocates on a GPU takes no other sequences"
         dtype_of, offset = torch_device.DTYPES[dtype], misalignment // ITEMSIZE[dtype]
         if not misalignment:
@@ -51,11 +51,11 @@ class HostDevice(torch_device.TorchDevice):
         return array.fill_(float("nan") if array.is_floating_point() else NAN_BYTE)
 
     def matmul(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: torch.Tensor | None = None) -> None:
-        # torch's products of bfloat16 on CPUs with AMX read beside the rows of a view, where there is NaN.
+        # On CPUs with AMX, torch's bfloat16 products read outside the rows of a view, where there is NaN.
         super().matmul(a.contiguous(), b.contiguous(), out, add)
 
     def workspace(self, stream: int, groups: int, capturing: bool) -> tuple[Any, int]:
-        """One per size, so that memory beyond it belongs to nobody."""
+        """Returns one workspace per size, so that an access beyond it touches memory that nobody owns."""
         need = TICKET + groups
         if need not in self._workspaces:
             array = self.full(need, 0.0)
@@ -76,12 +76,12 @@ class HostDevice(torch_device.TorchDevice):
 
 
 def active() -> bool:
-    """True if CPU tensors run the kernels now."""
+    """True if CPU tensors currently run the kernels."""
     return torch_device.host is not None
 
 
 def switch_on() -> None:
-    """Does the same as `execution`, for the rest of the program."""
+    """Makes CPU tensors run the kernels for the rest of the program, as within `execution`."""
     use_host(HostDevice(PROCESSORS))
 
 
@@ -89,8 +89,8 @@ def switch_on() -> None:
 def execution(processors: int = PROCESSORS, **chosen: Any) -> Iterator[HostDevice]:
     """Within this context, losses of CPU tensors run their kernels on the host instead of the reference formulas.
 
-    Plans, workspaces and expectations are fresh. ``processors`` determines grids, like the number of a GPU's SMs; the
-    other arguments are fields of :class:`~cupylosses.testing.host.settings.Settings`.
+    Plans, workspaces and expectations are fresh. ``processors`` determines grids, as the number of SMs of a GPU does.
+    The other arguments are fields of :class:`~cupylosses.testing.host.settings.Settings`.
     """
     device = HostDevice(processors)
     before, old_settings = use_host(device), settings.use(Settings(**chosen))

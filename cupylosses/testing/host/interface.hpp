@@ -1,6 +1,6 @@
-// Functions that a kernel compiled for the host (shim.hpp) calls in the runtime that executes it (runtime.cpp).
+// Interface between a kernel compiled for the host (shim.hpp) and the runtime that executes it (runtime.cpp).
 //
-// `file` and `line` are the place of the call in the kernel's source. Messages name it, and it tells one barrier from
+// `file` and `line` are the place of a call in the kernel's source. Messages report it, and it tells one barrier from
 // another.
 #pragma once
 
@@ -8,7 +8,7 @@ struct HostIndex {
   unsigned x, y, z;
 };
 
-// The lane that a shuffle reads. The numbers are shared by separately compiled objects.
+// Rule by which a shuffle selects its source lane. Kernels and runtime are compiled separately and share the values.
 enum HostShuffle { kHostShuffleIndex, kHostShuffleUp, kHostShuffleDown, kHostShuffleXor };
 
 // Memory order of an atomic operation.
@@ -28,7 +28,7 @@ struct HostLaunch {
   unsigned timeout;                 // seconds
   char* shared;                     // memory of the kernel's __shared__ objects
   unsigned long long shared_bytes;  // its size; each block has a copy of its own
-  // The part of it that `extern __shared__` declares beyond what the launch asked for: an access to it is a fault.
+  // Part of the `extern __shared__` array beyond the bytes that the launch requested: an access to it is a fault.
   char *beyond, *beyond_end;
 };
 
@@ -42,25 +42,25 @@ HostIndex host_grid_size() __attribute__((const));
 // compiles faster.
 void host_check_alignment(const void* address, unsigned alignment);
 void host_barrier(const char* file, int line);
-// The same; returns true if the predicate of any thread holds.
+// Barrier of the block; returns 1 if the predicate of any thread is nonzero, else 0.
 int host_barrier_or(int predicate, const char* file, int line);
-// Clusters: rank of this block, the cluster barrier, and a write to another block's shared memory.
+// Clusters: rank of this block, cluster barrier, and a store to another block's shared memory.
 unsigned host_cluster_rank();
 void host_cluster_barrier(const char* file, int line);
 void host_store_dsmem(unsigned* place, unsigned rank, unsigned x);
 void host_warp_barrier(unsigned mask, const char* file, int line);
 unsigned long long host_shuffle(unsigned mask, unsigned long long value, HostShuffle kind, int lane, int width,
                                 const char* file, int line);
-// The lanes of `mask` whose predicate holds.
+// Returns the lanes of `mask` whose predicate is nonzero.
 unsigned host_vote(unsigned mask, int predicate, const char* file, int line);
 unsigned host_active_mask();
 void host_fence();
-// Lets other blocks run first, for a thread that waits for one of them.
+// Lets other blocks run first. For a thread that spins until another block makes progress.
 void host_pause();
-// Called before each atomic operation. The caller then performs it; nothing else runs in between.
+// Must be called before each atomic operation. The caller then performs it; no other thread runs in between.
 void host_atomic(const void* address, unsigned bytes, HostOrder order);
 
-// Runs a kernel to its end. Returns 0, or 1 and leaves a message.
+// Runs a kernel to completion. Returns 0, or 1 with a message in host_message().
 int host_launch(const HostLaunch* launch);
 const char* host_message();
 }

@@ -1,4 +1,4 @@
-"""Launches a kernel on the host, with the arguments that a GPU's driver would get."""
+"""Launches of kernels on the host, with the arguments that a GPU's driver would get."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from cupylosses.testing.host.settings import Settings, settings
 
 
 class KernelFault(RuntimeError):
-    """A kernel did something that a GPU leaves undefined; the message names the threads, their accesses and
-    the lines.
-    """
+    """Behaviour of a kernel that a GPU leaves undefined; the message names threads, accesses and lines."""
 
 
 class _Index(ctypes.Structure):
@@ -29,7 +27,7 @@ class _Index(ctypes.Structure):
 
 
 class _Launch(ctypes.Structure):
-    """``HostLaunch`` of ``interface.hpp``."""
+    """Mirror of ``HostLaunch`` in ``interface.hpp``."""
 
     _fields_ = (
         ("kernel", ctypes.c_char_p),
@@ -58,7 +56,7 @@ def _runtime() -> ctypes.CDLL:
 
 
 class HostKernel:
-    """A compiled kernel, loaded for the life of the process."""
+    """Compiled kernel, which stays loaded for the life of the process."""
 
     def __init__(self, entry: str, program: tuple[build.Source, ...], flush: bool, sanitize: tuple[str, ...]) -> None:
         self.entry, self._flush, self._inputs = entry, flush, (program, sanitize)
@@ -83,8 +81,10 @@ class HostKernel:
         cluster: int = 1,
         shared: int = 0,
     ) -> None:
-        """Runs the kernel; ``arguments`` is the address of a table of pointers to the arguments, and ``shared`` the
-        bytes of dynamic shared memory.
+        """Runs the kernel.
+
+        ``arguments`` is the address of a table of pointers to the arguments; ``shared`` is the size of the dynamic
+        shared memory in bytes.
         """
         chosen = chosen or settings()
         limit = build.DYNAMIC_SHARED_BYTES
@@ -119,21 +119,21 @@ class HostKernel:
 
 @cache
 def load(entry: str, program: tuple[build.Source, ...], flush: bool, sanitize: tuple[str, ...]) -> HostKernel:
-    """A kernel of a program, which is compiled on first use."""
+    """Returns a kernel of a program, which is compiled on first use."""
     return HostKernel(entry, program, flush, sanitize)
 
 
 def sources(kernels: Sequence[Kernel]) -> tuple[build.Source, ...]:
-    """The program of kernels that are compiled together."""
+    """Returns the program of kernels that are compiled together."""
     return tuple([(x.entry, x.source()) for x in kernels])
 
 
 class Launcher(compiler.Launcher):
-    """The library's launcher with its arguments, except for the function that launches."""
+    """Launcher of the library that packs the same arguments, but launches on the host."""
 
     @classmethod
     def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
-        # The host's processor flushes float and double alike. Kernels that compute in float meet no double that small.
+        # The host's processor flushes float and double alike. Kernels that compute in float have no doubles that small.
         found = load(variant.entry, sources(variant.together), variant.compute == "float32", settings().sanitize)
         return partial(_launch, getattr(variant, "cluster", 1)), found
 
@@ -146,8 +146,9 @@ class Launcher(compiler.Launcher):
 
 
 def _launch(cluster: int, function: HostKernel, *geometry_and_arguments: int) -> None:
-    """Signature of ``cuLaunchKernel``: function, grid, block, bytes of dynamic shared memory, stream,
-    arguments, extra.
+    """Launches with the signature of ``cuLaunchKernel``.
+
+    Its arguments are function, grid, block, bytes of dynamic shared memory, stream, arguments, extra.
     """
     *geometry, shared, _stream, arguments, _extra = geometry_and_arguments
     function.launch(geometry[:3], geometry[3:], arguments, cluster=cluster, shared=shared)
@@ -165,8 +166,8 @@ def run_source(
 ) -> None:
     """Runs any kernel: ``text`` is CUDA C++ with ``extern "C" __global__ void entry(...)``.
 
-    ``arguments`` are 64-bit integers, including addresses, and doubles; ``shared`` is the
-    number of bytes of dynamic shared memory; ``chosen`` are fields of `Settings`.
+    ``arguments`` are 64-bit integers, including addresses, and doubles; ``shared`` is the size of the dynamic shared
+    memory in bytes; ``chosen`` are fields of `Settings`.
     """
     words = [ctypes.create_string_buffer(struct.pack("=d" if isinstance(x, float) else "=q", x), 8) for x in arguments]
     table = (ctypes.c_void_p * max(1, len(words)))(*(ctypes.addressof(x) for x in words))
@@ -176,7 +177,7 @@ def run_source(
 
 
 def obstacle() -> str | None:
-    """The reason why this host cannot run kernels; None if an empty one could be compiled and loaded."""
+    """Returns why this host cannot run kernels; None if an empty kernel could be compiled and loaded."""
     if sys.platform != "linux":
         return "host execution needs Linux"
     if build.find_compiler() is None:

@@ -1,8 +1,8 @@
-"""The cache of shared objects that host execution loads, and of precompiled headers that it builds them with.
+"""Cache of the shared objects that host execution loads, and of the precompiled headers that it builds them with.
 
-A shared object is code: whoever can write to the cache runs code in every test process. So the directory must belong to
-the user and be writable by nobody else. Each file ends in a checksum, which detects an object that a crash or a full
-disk cut short; it is then built again. Loaders and linkers do not read behind the last section.
+A shared object is code: whoever can write to the cache can run code in every test process. So the directory must belong
+to the user and be writable by nobody else. Each file ends in a checksum, which detects an object that a crash or a full
+disk cut short; such an object is built again. Loaders and linkers do not read past the last section.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-#: Maximum size of the cache in bytes; pruning removes the least recently used objects, down to this share.
+#: Maximum size of the cache in bytes, and the share of it to which pruning cuts the cache: it removes the least
+#: recently used objects.
 MAX_BYTES = 2 << 30
 KEPT = 0.75
 #: Age in seconds after which no process can still be using a temporary directory.
@@ -29,14 +30,14 @@ _pruned: set[Path] = set()
 
 
 class UnsafeCacheError(RuntimeError):
-    """Other users can write to the cache."""
+    """Error: other users can write to the cache."""
 
 
 def directory() -> Path:
-    """The cache's directory: CUPYLOSSES_HOST_CACHE, or cupylosses/host among the user's caches.
+    """Returns the directory of the cache: CUPYLOSSES_HOST_CACHE, or cupylosses/host among the user's caches.
 
     Raises:
-        UnsafeCacheError: it belongs to another user, or others can write to it.
+        UnsafeCacheError: The directory belongs to another user, or others can write to it.
     """
     named = os.environ.get("CUPYLOSSES_HOST_CACHE")
     caches = os.environ.get("XDG_CACHE_HOME")
@@ -56,7 +57,7 @@ def directory() -> Path:
 
 
 def find(path: Path) -> bool:
-    """True if the cache has this object, complete and written by this user; marks it as used."""
+    """True if the cache has this object, complete and owned by this user or root; marks it as used."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -75,8 +76,9 @@ def find(path: Path) -> bool:
 
 
 def keep(built: Path, path: Path) -> None:
-    """Moves an object that was built in the cache's file system to its place. Any number of processes may do so at
-    once; each process prunes the cache the first time it does.
+    """Moves an object that was built in the cache's file system to its place; processes may do so concurrently.
+
+    Each process prunes the cache when it first does so.
     """
     with built.open("ab") as file:
         file.write(_footer(built.read_bytes()))
@@ -108,7 +110,7 @@ def prune(cache: Path, most: int = MAX_BYTES) -> None:
 
 
 def _entries(cache: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """The entries of the cache, while other processes add and remove some."""
+    """Yields the entries of the cache, while other processes may add and remove entries."""
     with os.scandir(cache) as found:
         for entry in found:
             with suppress(FileNotFoundError):

@@ -6,7 +6,7 @@
 #include "scheduler.hpp"
 
 namespace {
-std::deque<Known> arena;  // all of a launch; freed with it
+std::deque<Known> arena;  // all nodes of a launch, freed when it ends
 
 unsigned warps_of_a_block() {
   return static_cast<unsigned>(current->block->warps.size());

@@ -1,14 +1,13 @@
 // Happens-before order between memory accesses.
 //
-// Barriers order whole blocks, __syncwarp orders lanes; fences and atomics order across blocks. A full vector clock per
+// Barriers order whole blocks, __syncwarp orders lanes, fences and atomics order across blocks. A full vector clock per
 // thread would have an entry per thread of the grid. Three coarser clocks hold the same information:
 //
-//   epoch   barriers that a block has passed: accesses before a barrier are ordered before those after it
-//   clock   of a lane, advanced when it publishes something; each lane knows how far it is ordered behind the other
-//   lanes
-//           of its warp
-//   Known   order that an atomic established across blocks: snapshots of other threads' positions, a graph that is
-//           shared by all threads that know it, and flattened on demand
+//   epoch   number of barriers that a block has passed: accesses before a barrier are ordered before those after it
+//   clock   per lane, advanced when the lane publishes something; each lane stores the clock up to which it is ordered
+//           after each other lane of its warp
+//   Known   order that atomics established across blocks: snapshots of other threads' positions, in a graph that all
+//           threads share and that is flattened on demand
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -27,7 +26,7 @@ struct Flat {
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> clocks;  // by warp of the grid, then by lane
 };
 
-// The position of a thread when it published, and what it knew then; or the union of two others.
+// Either the position of a thread when it published, with the order that it knew then, or the union of two others.
 struct Known {
   const Known* first;
   const Known* second;
@@ -39,10 +38,10 @@ struct Known {
 
 struct Fiber;
 
-// The union of both; either may be null.
+// Returns the union of both; either may be null.
 const Known* join(const Known* a, const Known* b);
-// The current position of a fiber. Its later accesses are not part of it.
+// Returns the current position of a fiber, which excludes its later accesses.
 const Known* publish(Fiber& fiber);
-// True if an access at `moment` is ordered before what the fiber does now.
+// True if an access at `moment` is ordered before the next access of the fiber.
 bool ordered(const Moment& moment, const Fiber& fiber);
 void forget_everything_known();

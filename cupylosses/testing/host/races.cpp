@@ -1,9 +1,9 @@
-// Race detection. Kernels are compiled with -fsanitize=thread, but the functions that the compiler then calls at each
-// access are those below, not the sanitizer's library, which knows nothing of GPUs.
+// Race detection. Kernels are compiled with -fsanitize=thread, but at each access they call the functions below instead
+// of the sanitizer's library, which has no model of a GPU.
 //
-// Every byte that more than one thread touches has a cell: its last writer, and its readers since. An access is a race
-// if it conflicts with one of these and is not ordered behind it (ordering.hpp), whether or not the threads ran at the
-// same time: a missing barrier is found in every order. Accesses to a thread's own stack are skipped.
+// Every accessed word, or byte, has a cell with its last writer and its readers since then. An access is a race if it
+// conflicts with one of these and is not ordered after it (ordering.hpp), even if the threads did not run at the same
+// time: a missing barrier is found in every order of execution. Accesses to stacks of threads are skipped.
 
 #include "races.hpp"
 
@@ -21,13 +21,13 @@ constexpr std::uint32_t kAtomic = 0x80000000u, kMany = 0x80000000u;
 constexpr unsigned kWord = 4, kPageBits = 12, kPageBytes = 1u << kPageBits;
 
 struct Cell {
-  std::uint32_t write;  // a moment, and kAtomic; 0: none
-  std::uint32_t read;   // a moment, or kMany and the index of a list
+  std::uint32_t write;  // moment of the last write, with the flag kAtomic; 0: none
+  std::uint32_t read;   // moment of the last read, or kMany and the index of a list of reads; 0: none
   const void* write_code;
   const void* read_code;
 };
 
-// The cells of 4 KiB: one per word, or one per byte after a smaller access.
+// Cells of 4 KiB of memory: one per word, or one per byte after an access that does not cover whole words.
 struct Page {
   unsigned generation = 0;
   unsigned unit = kWord;
@@ -37,9 +37,9 @@ struct Page {
 unsigned generation;
 bool checking;
 std::vector<Moment> moments;                      // index 0 is unused
-std::vector<std::vector<std::uint32_t>> readers;  // lists of readers of a cell
+std::vector<std::vector<std::uint32_t>> readers;  // reader lists of cells
 std::unordered_map<std::uintptr_t, std::unique_ptr<Page>> pages;
-std::unordered_map<std::uintptr_t, const Known*> released;  // by atomics, by address
+std::unordered_map<std::uintptr_t, const Known*> released;  // order published by atomics, by address
 
 struct Recent {
   std::uintptr_t number = ~std::uintptr_t{0};
@@ -76,7 +76,7 @@ void go_to_bytes(Page& page) {
   page.unit = 1;
 }
 
-// __shared__ memory has one address in all blocks; here each block has an address of its own.
+// Maps __shared__ memory, which has the same address in all blocks, to an address range per block slot.
 std::uintptr_t distinct(std::uintptr_t address, unsigned slot) {
   const std::uintptr_t offset = address - reinterpret_cast<std::uintptr_t>(launch->shared);
   if (offset >= launch->shared_bytes) return address;
@@ -107,7 +107,7 @@ std::uint32_t moment_of(Fiber& fiber) {
   return fiber.moment_id;
 }
 
-// Only the last read of each thread counts.
+// Keeps only the last read of each thread.
 void prune(std::vector<std::uint32_t>& list) {
   std::unordered_map<std::uint32_t, std::uint32_t> last;
   for (const std::uint32_t id : list) last[moments[id].thread] = id;
@@ -167,7 +167,7 @@ void access(std::uintptr_t address, std::size_t bytes, bool write, bool atomic, 
   }
 }
 
-// Every array of the host has the most bytes that a launch may ask for; a GPU has only those that this one did.
+// On the host, the dynamic array has the maximum size. On a GPU, it has only the bytes that the launch requested.
 void check_dynamic_shared(std::uintptr_t address, std::size_t bytes, const void* where) {
   const auto first = reinterpret_cast<std::uintptr_t>(launch->beyond);
   const auto end = reinterpret_cast<std::uintptr_t>(launch->beyond_end);
@@ -212,7 +212,7 @@ void forget_shared(unsigned slot) {
 
 extern "C" {
 
-// A fence: later atomics publish earlier accesses, and the thread may rely on what earlier atomics have read.
+// Fence: later atomics publish the accesses before it, and the thread may rely on what its earlier atomics have read.
 void host_fence() {
   Fiber& fiber = *current;
   fiber.known = join(fiber.known, fiber.pending);

@@ -1,7 +1,7 @@
-// Race detection: finds accesses to memory that are not ordered. See races.cpp.
+// Race detection: finds unordered memory accesses. See races.cpp.
 #pragma once
 
 void begin_races();
 void end_races();
-// A block starts in this slot: no thread has accessed its __shared__ memory.
+// Must be called when a block starts in this slot: no thread has accessed its __shared__ memory yet.
 void forget_shared(unsigned slot);

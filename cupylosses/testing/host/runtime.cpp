@@ -1,4 +1,4 @@
-// The runtime in one translation unit, compiled once.
+// The whole runtime as one translation unit, which is compiled once.
 #include "ordering.cpp"
 #include "races.cpp"
 #include "scheduler.cpp"

@@ -1,5 +1,6 @@
-// Runs blocks, warps and lanes on one processor. A fiber runs until it waits, ends or yields. The seed then chooses
-// among the fibers that can run, so a seed repeats a run exactly.
+// Runs blocks, warps and lanes on one processor. A fiber runs until it waits, ends or yields. The scheduler then
+// chooses among the fibers that can run: at random, or in ascending order if the seed is 0. Equal seeds repeat a run
+// exactly.
 
 #include "scheduler.hpp"
 
@@ -27,7 +28,7 @@ const HostLaunch* launch;
 Fiber* current;
 
 extern "C" {
-// AddressSanitizer must know which stack is in use. Weak symbols: present only if it is loaded.
+// Tell AddressSanitizer which stack is in use. Weak symbols: null unless the sanitizer is loaded.
 __attribute__((weak)) void __sanitizer_start_switch_fiber(void**, const void*, std::size_t);
 __attribute__((weak)) void __sanitizer_finish_switch_fiber(void*, const void**, std::size_t*);
 }
@@ -38,9 +39,9 @@ namespace {
 // Stacks, and switches between them
 
 constexpr std::size_t kStack = 256 << 10;  // address space; untouched pages take no memory
-constexpr std::size_t kGuard = 4096;       // in front of each stack: an overflow ends the program
-// Stacks begin at different cache lines. With equal ones, the few lines that a thread uses have the same place in the
-// cache for all threads, and each switch misses it.
+constexpr std::size_t kGuard = 4096;       // below each stack: an overflow ends the program
+// Stacks start at staggered cache lines. Otherwise the few lines that a thread uses map to the same cache sets in all
+// threads, and each switch misses the cache.
 constexpr std::size_t kStagger = 9 * 64, kStaggered = 32 << 10;
 
 char* stacks;
@@ -64,7 +65,7 @@ void reserve_stacks(std::size_t count) {
 [[noreturn]] void fiber_main();
 
 #if defined(__x86_64__)
-// Saves callee-saved registers and the stack pointer, and continues where `to` was saved.
+// Saves the callee-saved registers on the stack and the stack pointer in `*from`, and continues where `to` was saved.
 extern "C" void host_switch(void** from, void* to);
 asm(R"(
 .text
@@ -89,14 +90,14 @@ host_switch:
 )");
 
 void* prepare_stack(char* top) {
-  // As if fiber_main had called host_switch: its address above six registers, and the stack aligned as at a call.
+  // As if fiber_main had called host_switch: its address above six saved registers, the stack aligned as at a call.
   void** sp = reinterpret_cast<void**>(top) - 2;
   *sp = reinterpret_cast<void*>(&fiber_main);
   return sp - 6;
 }
 #else
 void host_switch(void** from, void* to) {
-  // On the stack that is left, where it stays until a switch returns to it.
+  // Stored on the stack that the switch leaves, where it stays valid until a switch returns to it.
   ucontext_t here;
   *from = &here;
   swapcontext(&here, static_cast<ucontext_t*>(to));
@@ -123,14 +124,14 @@ std::size_t scheduler_stack_size;
 std::vector<Block> blocks;    // resident blocks
 std::vector<unsigned> order;  // blocks of the grid, in the order of their start
 unsigned next_block;
-Block* in_place;  // the block whose __shared__ memory is in place
+Block* in_place;  // block whose __shared__ memory is at launch->shared now
 std::minstd_rand dice;
 bool failed;
 std::string message;
 std::chrono::steady_clock::time_point deadline;
-Block* last_block;  // of the last fiber that ran
+Block* last_block;  // block of the last fiber that ran
 unsigned last_warp;
-unsigned first_slot;  // where the search for a block begins in ascending order: behind one that waits for others
+unsigned first_slot;            // slot where the search for a block starts in ascending order: after one that paused
 unsigned accesses, next_yield;  // counted by maybe_yield
 
 unsigned threads_of_a_block() {
@@ -142,7 +143,7 @@ unsigned roll(unsigned sides) {
 }
 
 // memcpy without AddressSanitizer's interceptor, which would report the red zones between __shared__ objects. A switch
-// between blocks copies up to 48 KiB twice; byte by byte that took most of the time of a launch.
+// between blocks copies up to 48 KiB twice; copied byte by byte, this took most of the time of a launch.
 void copy_bytes(char* to, const char* from, std::size_t count) {
 #if defined(__x86_64__)
   asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(count) : : "memory");
@@ -157,8 +158,8 @@ void copy_bytes(char* to, const char* from, std::size_t count) {
 #endif
 }
 
-// Calls `visit` with the first byte and the number of bytes of each part of __shared__ memory that the launch may
-// touch: all but the end of the dynamic memory, of which it asked for less.
+// Calls `visit(first, count)` for each range of bytes of __shared__ memory that the launch may touch: everything but
+// the part of the dynamic array beyond the bytes that the launch requested.
 template <class Visit>
 void each_part_of_shared(Visit visit) {
   const std::size_t bytes = launch->shared_bytes;
@@ -191,7 +192,7 @@ void start(Block& block) {
   block.fibers.assign(threads, Fiber{});
   block.warps.resize((threads + kLanes - 1) / kLanes);
   if (in_place == &block) in_place = nullptr;
-  // Memory that nobody has written is not zero on a GPU.
+  // On a GPU, unwritten __shared__ memory is not zero.
   block.shared.resize(launch->shared_bytes);
   each_part_of_shared(
       [&](std::size_t first, std::size_t count) { std::memset(block.shared.data() + first, 0xff, count); });
@@ -232,12 +233,12 @@ void set_waiting(Fiber& fiber, Wait wait, const char* file, int line) {
   if (!warp.ready) fiber.block->ready_warps &= ~(1u << fiber.warp);
 }
 
-// Equal addresses need no comparison of the text, and are the usual case.
+// True if the fiber waits at this place. The addresses of the file names are usually equal, so they are compared first.
 bool same_place(const Fiber& fiber, const char* file, int line) {
   return fiber.line == line && (fiber.file == file || std::strcmp(fiber.file, file) == 0);
 }
 
-// Switches to the scheduler; returns when it chooses this fiber again.
+// Switches to the scheduler, and returns when it chooses this fiber again.
 void leave() {
   Fiber* self = current;
   if (__sanitizer_start_switch_fiber)
@@ -285,7 +286,7 @@ std::string hexadecimal(unsigned x) {
   return text;
 }
 
-// Describes where each thread of a block is, ranges of threads together.
+// Describes where each thread of a block is, one line per range of threads.
 std::string whereabouts(const Block& block) {
   auto describe = [](const Fiber& fiber) -> std::string {
     if (fiber.wait == Wait::kExited) return "ended";
@@ -338,7 +339,7 @@ Fiber* pick_in(Block& block, unsigned warp) {
   return &block.fibers[warp * kLanes + lane];
 }
 
-// The fiber that runs next, or null if all have ended.
+// Returns the fiber that runs next, or null if all have ended.
 Fiber* pick() {
   if (launch->seed && last_block && last_block->active && last_block->warps[last_warp].ready && roll(8))
     return pick_in(*last_block, last_warp);
@@ -363,12 +364,12 @@ Fiber* pick() {
   return nullptr;
 }
 
-// The first block of the same cluster.
+// Returns the first block of the same cluster.
 Block* cluster_of(const Block& block) {
   return &blocks[block.slot - block.slot % launch->cluster];
 }
 
-// Starts the next cluster in the slots of one that has ended.
+// Starts the next cluster in the slots of a cluster that has ended; does nothing while a block of it still runs.
 void start_cluster(Block* first) {
   for (Block* block = first; block < first + launch->cluster; ++block)
     if (block->active) return;
@@ -400,7 +401,7 @@ void run() {
 // Warp synchronization
 
 // Waits until every lane of `mask` is in the same call. Returns true in the lane that arrives last, while all others
-// wait; it must call `release`. The others return after that.
+// still wait; that lane must call `release`. The others then return false.
 bool meet(Wait wait, unsigned mask, const char* file, int line) {
   Fiber& self = *current;
   Block& block = *self.block;
@@ -409,7 +410,7 @@ bool meet(Wait wait, unsigned mask, const char* file, int line) {
   self.mask = mask;
   if (!(mask >> self.lane & 1)) fail_in(block, name(self) + " is not among the lanes that it names in " + name(wait));
   if (mask & ~warp.lanes) fail_in(block, name(self) + " names lanes that do not exist in " + name(wait));
-  // Most lanes leave here: the last one to arrive looks at all others.
+  // Most lanes leave here: only the last one to arrive checks all others.
   if (warp.ready & mask) {
     leave();
     return false;
@@ -446,7 +447,7 @@ int source_lane(const Fiber& fiber) {
       return lane - fiber.operand < segment ? lane : lane - fiber.operand;
     case kHostShuffleDown:
       return lane + fiber.operand >= segment + width ? lane : lane + fiber.operand;
-    // Also of an earlier segment, as the hardware does.
+    // May read an earlier segment, as on a GPU.
     case kHostShuffleXor:
       return (lane ^ fiber.operand) >= segment + width ? lane : lane ^ fiber.operand;
   }
@@ -481,7 +482,7 @@ std::string code(const void* address) {
   Dl_info info;
   if (!dladdr(address, &info)) return "?";
   char text[64];
-  // Minus one: a return address may be the first of the next line.
+  // Minus one, because a return address may belong to the next line.
   std::snprintf(text, sizeof text, "{code:%zx}",
                 static_cast<std::size_t>(static_cast<const char*>(address) - static_cast<char*>(info.dli_fbase)) - 1);
   return text;
@@ -527,7 +528,7 @@ void host_check_alignment(const void* address, unsigned alignment) {
 }
 unsigned host_active_mask() {
   return 1u << current->lane;
-}  // no more is promised
+}  // CUDA guarantees no other lane
 
 void host_barrier(const char* file, int line) {
   Fiber& self = *current;
@@ -596,7 +597,7 @@ void host_cluster_barrier(const char* file, int line) {
       fiber.moment_id = 0;
       set_ready(fiber);
     }
-    // Arrival releases and waiting acquires: each block knows what the others did in front of the barrier.
+    // Arrival releases and waiting acquires: each block is ordered after what the others did before the barrier.
     known = join(known, publish(block->fibers.front()));
   }
   for (Block* block = first; block < end; ++block) block->known = known;
@@ -638,7 +639,7 @@ void host_warp_barrier(unsigned mask, const char* file, int line) {
   if (launch->seed) leave();
 }
 
-// Orders no memory accesses, as in CUDA.
+// A shuffle orders no memory accesses, as in CUDA.
 unsigned long long host_shuffle(unsigned mask, unsigned long long value, HostShuffle kind, int operand, int width,
                                 const char* file, int line) {
   Fiber& self = *current;
@@ -697,7 +698,7 @@ int host_launch(const HostLaunch* wanted) {
     for (unsigned i = 0; i < cluster; ++i) order.push_back(first * cluster + i);
 #if defined(__x86_64__)
   const unsigned mode = _mm_getcsr();
-  if (wanted->flush_subnormals) _mm_setcsr(mode | 0x8040u);  // results and operands
+  if (wanted->flush_subnormals) _mm_setcsr(mode | 0x8040u);  // FTZ and DAZ: results and operands
 #endif
   try {
     if (count % cluster)

@@ -1,4 +1,4 @@
-// State of a launch: blocks, their threads as fibers, and what each of them waits for.
+// State of a launch: blocks, their threads (fibers), and the call in which each thread waits.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -18,13 +18,13 @@ struct Fiber {
   void* stack_pointer;
   void* fake_stack;  // of AddressSanitizer
   Block* block;
-  unsigned thread, lane, warp;  // index in the block, in the warp, of the warp
+  unsigned thread, lane, warp;  // thread of the block, lane of the warp, warp of the block
   HostIndex index;
 
   Wait wait;
-  const char* file;  // of the call in which it waits, or waited last
+  const char* file;  // place of the call in which it waits, or last waited
   int line;
-  unsigned mask;  // lanes that must meet
+  unsigned mask;  // lanes that must arrive
   HostShuffle shuffle;
   int operand, width;
   unsigned long long value, result;
@@ -39,19 +39,19 @@ struct Fiber {
 struct Warp {
   unsigned ready;                      // lanes that can run
   unsigned lanes;                      // lanes that exist
-  std::uint32_t seen[kLanes][kLanes];  // seen[i][j]: the last moment of lane j that lane i is ordered behind
+  std::uint32_t seen[kLanes][kLanes];  // seen[i][j]: lane i is ordered after lane j up to this clock
 };
 
-// A resident block. A slot is reused when its block has ended; the slots of a cluster, which are neighbours, when all
-// of its blocks have.
+// A resident block. Its slot is reused after the block has ended. The slots of a cluster are adjacent, and are reused
+// after all blocks of the cluster have ended.
 struct Block {
   unsigned slot, index;
   HostIndex position;
   bool active = false;
   unsigned ready_warps, waiting, exited;
   std::uint32_t epoch;  // barriers passed
-  bool vote, voted;     // of any thread at the next barrier, and at the last one
-  const Known* known;   // order that its threads knew before the last barrier
+  bool vote, voted;     // OR of the threads' predicates: at the next barrier, and at the last one
+  const Known* known;   // order that any of its threads knew at the last barrier
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<char> shared;  // its __shared__ memory while another block runs
@@ -60,15 +60,15 @@ struct Block {
 extern const HostLaunch* launch;
 extern Fiber* current;  // null outside of kernels
 
-// Ends the launch with a message. Does not return when called from a kernel.
+// Ends the launch with a message: switches to the scheduler if called from a kernel, throws otherwise.
 [[noreturn]] void fail(const std::string& message);
 // "block 3, thread 17"
 std::string name(const Fiber& fiber);
 std::string place(const char* file, int line);
-// An address in machine code, in a form that Python replaces by the line (symbols.py).
+// Formats an address in machine code as a placeholder, which symbols.py replaces by the source line.
 std::string code(const void* address);
-// Yields; returns when the scheduler chooses this fiber again.
+// Yields, and returns when the scheduler chooses this fiber again.
 void yield();
-// Yields now and then, if the order is random.
+// Yields at random intervals if the order is random. Called at each memory access; also enforces the timeout.
 void maybe_yield();
 bool on_a_stack(std::uintptr_t address);

@@ -10,10 +10,10 @@ class Settings:
     """Settings of a launch.
 
     ``seed`` determines the order in which blocks, warps and lanes run, and where they are interrupted; 0 runs them in
-    order. ``resident`` blocks run at once. ``timeout`` is in seconds; an endless kernel is stopped at its next memory
-    access. ``sanitize`` lists the sanitizers that kernels are compiled with, unless the environment does: ``undefined``
-    doubles the time of a compilation, and of a hundred seeded defects found only two more, both of alignment, which the
-    loads and stores of the shim check themselves.
+    ascending order. ``resident`` is the number of blocks that run at once. ``timeout`` is in seconds; an endless kernel
+    is stopped at its next memory access. ``sanitize`` lists the sanitizers that kernels are compiled with, unless the
+    environment names them. ``undefined`` doubles the compile time, and of a hundred seeded defects it found only two
+    more, both of alignment, which the loads and stores of the shim check themselves.
     """
 
     seed: int = 0
@@ -27,12 +27,12 @@ _current = Settings()
 
 
 def settings() -> Settings:
-    """The settings of the innermost `execution`."""
+    """Returns the settings of the innermost `execution`."""
     return _current
 
 
 def use(chosen: Settings) -> Settings:
-    """Changes the settings, and returns the previous ones."""
+    """Replaces the settings; returns the previous ones."""
     global _current
     before, _current = _current, chosen
     return before

@@ -1,6 +1,6 @@
-// What CUDA offers every kernel without a header, for the host's compiler: keywords, vector types, intrinsics, and
-// counterparts of kernels/core/ptx.cuh and kernels/softmax/row_ptx.cuh. build.py includes it before the unchanged
-// source of a kernel, so the CPU runs the text that NVRTC compiles.
+// CUDA's built-ins for the host's compiler: keywords, vector types, intrinsics, and counterparts of
+// kernels/core/ptx.cuh and kernels/softmax/row_ptx.cuh. build.py includes this file before the unchanged source of a
+// kernel, so the CPU runs the text that NVRTC compiles.
 //
 // It includes no standard header: parsing one takes longer than compiling the kernel.
 #pragma once
@@ -17,9 +17,9 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
-// The launcher passes the size of clusters to the runtime, which keeps their blocks together.
+// The launcher passes the cluster size to the runtime, which keeps the blocks of a cluster together.
 #define CLUSTER_DIMS(blocks)
-// One object per block: the runtime swaps the contents of all of them when it switches blocks.
+// Each block has contents of its own: the runtime swaps those of all __shared__ objects when it switches blocks.
 #ifdef PARSE_ONLY  // an editor reads `extern __shared__` as it stands (compile_flags.txt)
 #define __shared__
 #else
@@ -34,7 +34,7 @@
 #define gridDim (host_grid_size())
 constexpr int warpSize = 32;
 
-// The place of a call in the kernel's source: default arguments of each function that reports it.
+// Place of a call in the kernel's source: default arguments of each function that reports it.
 #define HOST_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ inline void __threadfence_system() {
   host_fence();
 }
 
-// Always inlined, so that the line of the access is the caller's.
+// Always inlined, so that an access is reported at the line of the caller.
 #define HOST_ACCESS __attribute__((always_inline)) inline
 
 template <class T, class Update>
@@ -164,7 +164,7 @@ HOST_ATOMICS(unsigned)
 HOST_ATOMICS(unsigned long long)
 #undef HOST_ATOMICS
 
-// Wraps to 0 beyond `limit`; downwards to `limit` below 0.
+// atomicInc: wraps to 0 beyond `limit`. atomicDec: wraps to `limit` below 0.
 inline unsigned host_incremented(unsigned old, unsigned limit) {
   return old >= limit ? 0 : old + 1;
 }
@@ -176,7 +176,7 @@ HOST_ATOMIC(atomicDec, unsigned, host_decremented(old, x))
 #undef HOST_ATOMIC
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Loads and stores with a hint, and bits
+// Loads and stores with cache hints, and operations on bits
 
 // A GPU faults on a vector access that is not aligned to its size. x86 does not, so each access checks.
 template <class T>
@@ -259,8 +259,8 @@ inline int __ffs(int x) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Arithmetic. Float functions take and return zero for subnormal numbers, as with -ftz=true. The runtime sets the
-// processor's mode for operators.
+// Arithmetic. Float functions flush subnormal operands and results to zero, as with -ftz=true. For operators, the
+// runtime sets the mode of the processor.
 
 inline float host_flush(float x) {
   return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
@@ -315,7 +315,7 @@ inline float rsqrtf(float x) {
 inline double rsqrt(double x) {
   return 1.0 / sqrt(x);
 }
-// The fast versions guarantee less than these give.
+// CUDA guarantees less accuracy for the fast versions than these have.
 inline float __expf(float x) {
   return expf(x);
 }
@@ -341,7 +341,7 @@ inline float __fadd_rn(float x, float y) {
   return x + y;
 }
 
-// Towards zero.
+// Rounds towards zero.
 inline float __double2float_rz(double x) {
   const float y = static_cast<float>(x);
   const bool larger = __builtin_fabs(static_cast<double>(y)) > __builtin_fabs(x);
@@ -401,7 +401,7 @@ inline double max(double x, double y) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The counterpart of kernels/core/ptx.cuh
 
-// On the bits, because the processor may flush subnormal numbers.
+// Works on the bits, because the processor may flush subnormal numbers.
 inline float half_bits_to_float(unsigned short bits) {
   const unsigned sign = (bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, fraction = bits & 0x3ffu;
   if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | fraction << 13);
@@ -418,7 +418,7 @@ inline unsigned host_float_to_half(float x) {
   if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // 65520 and more round to infinity
   if (magnitude <= 0x33000000u) return sign;            // 2^-25 and less round to zero
   const unsigned exponent = magnitude >> 23;
-  // Below 2^-14 the result is subnormal, and loses a bit for every power of two.
+  // Below 2^-14 the result is subnormal, and loses one bit per power of two.
   const unsigned shift = exponent < 113 ? 13 + (113 - exponent) : 13;
   const unsigned significand = exponent < 113 ? (magnitude & 0x7fffffu) | 0x800000u : magnitude - (112u << 23);
   const unsigned kept = significand >> shift, rest = significand & ((1u << shift) - 1), half = 1u << (shift - 1);
@@ -513,7 +513,7 @@ inline unsigned max_bfloat16_pair(unsigned x, unsigned y) {
 }
 
 constexpr bool kHasCpAsync = true;
-// Copies at once, which is one of the moments at which a GPU may copy. Reads before cp_async_wait_all() are not
+// Copies immediately, which is one of the times at which a GPU may copy. Reads before cp_async_wait_all() are not
 // detected.
 template <int kBytes>
 HOST_ACCESS void cp_async_bytes(void* to, const void* from) {
@@ -531,7 +531,7 @@ inline void cp_async_commit() {
 template <int kPending>
 inline void cp_async_wait_groups() {
 }
-// The element's neighbour need not be anybody's memory here.
+// Copies the element alone: the rest of its 4-byte word may be memory that nobody owns on the host.
 template <class Element>
 HOST_ACCESS void cp_async_element(void* to, const Element* from) {
   const unsigned long long behind = reinterpret_cast<unsigned long long>(from) % 4;
@@ -544,7 +544,7 @@ inline void prefetch_l2(const void*, unsigned) {
 inline unsigned cluster_rank() {
   return host_cluster_rank();
 }
-// The whole barrier is in the wait: an arrival does nothing.
+// The wait is the whole barrier; an arrival does nothing.
 inline void cluster_arrive() {
 }
 inline void cluster_wait(HOST_SITE) {
@@ -555,7 +555,7 @@ inline void cluster_arrive_relaxed() {
 inline void store_dsmem(unsigned* place, unsigned rank, unsigned x) {
   host_store_dsmem(place, rank, x);
 }
-// A phase of a barrier that counts bytes ends for all threads of the cluster at once.
+// Stand-in for a barrier that counts bytes: its phase ends for all threads of the cluster at once.
 using BytesBarrier = unsigned long long;
 inline void start_barrier(BytesBarrier&) {
 }
@@ -576,7 +576,7 @@ HOST_ACCESS unsigned long long load_relaxed(const unsigned long long* from) {
 HOST_ACCESS void store_relaxed(unsigned long long* to, unsigned long long x) {
   host_update(to, kHostRelaxed, [=](unsigned long long) { return x; });
 }
-// All blocks run on one.
+// All blocks run on one multiprocessor.
 inline unsigned multiprocessor() {
   return 0;
 }
@@ -588,7 +588,7 @@ inline void let_others_run() {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Calls a kernel with arguments behind a table of pointers, as the driver of a GPU does.
+// Calls a kernel with the arguments that a table of pointers refers to, as the driver of a GPU does.
 
 template <int... kIndex>
 struct HostIndices {};
@@ -609,8 +609,8 @@ __attribute__((no_sanitize("thread"))) void host_call(void (*kernel)(Argument...
   host_call(kernel, table, typename HostCount<sizeof...(Argument)>::type{});
 }
 
-// After the source: the entry point for the runtime, and the range of the kernel's __shared__ objects. They are the
-// kernel's only writable objects, so the linker's symbols for the ends of writable memory delimit them.
+// These macros follow the source: the entry point for the runtime, and the range of the kernel's __shared__ objects.
+// These are its only writable objects, so the linker's symbols for the ends of writable memory delimit them.
 extern "C" __attribute__((visibility("hidden"))) char __bss_start[], _end[];
 #define HOST_DYNAMIC_SHARED(address)                                              \
   extern "C" __attribute__((visibility("default"))) void* host_dynamic_shared() { \

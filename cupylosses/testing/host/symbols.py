@@ -1,7 +1,7 @@
-"""Translates an address in a kernel's machine code to a line of its source.
+"""Translation of addresses in a kernel's machine code to lines of its source.
 
-Kernels are compiled without debug information, which would take longer. After an error the kernel is compiled once more
-with it; that does not change the machine code, so addresses stay valid.
+Kernels are compiled without debug information, which would take longer. After an error the kernel is compiled again
+with it. That does not change the machine code, so addresses stay valid.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CODE = re.compile(r"\{code:([0-9a-f]+)\}")
 
 
 def with_lines(message: str, debug: Path) -> str:
-    """The message with every ``{code:address}`` replaced by file and line, the innermost first."""
+    """Returns the message with each ``{code:address}`` replaced by file and line, the innermost call first."""
     return _CODE.sub(lambda found: _line(debug, found.group(1)), message)
 
 
@@ -28,6 +28,6 @@ def _line(debug: Path, address: str) -> str:
     lines = [
         x.split(" (discriminator")[0].removeprefix("./") for x in done.stdout.split("\n") if x and not x.startswith("?")
     ]
-    # Loads and stores are functions of the shim; report their caller.
+    # Loads and stores are functions of the shim: reports their caller.
     calls = [x for x in lines if not x.split(":")[0].endswith("shim.hpp")]
     return " called from ".join((calls or lines)[:3]) or f"code address 0x{address}"

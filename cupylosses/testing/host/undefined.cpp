@@ -5,7 +5,7 @@
 #include "scheduler.hpp"
 
 namespace {
-// The first argument of every handler begins with this.
+// The first argument of every handler starts with this struct.
 struct Place {
   const char* file;
   std::uint32_t line, column;
@@ -17,7 +17,7 @@ struct TypeMismatch {
   unsigned char log_alignment, kind;
 };
 
-// In a load or store of the shim, the caller is to blame: `code` leads to it.
+// Ends the launch. Undefined behaviour in a load or store of the shim is reported at its caller, through `code`.
 [[noreturn]] void found(const char* what, const Place* where, const void* code_address) {
   const std::string file = where->file;
   const bool shim = file.size() >= 8 && file.compare(file.size() - 8, 8, "shim.hpp") == 0;

@@ -1,1 +1,1 @@
-"""Checks of softmax losses of a linear layer: that engine's part of :mod:`cupylosses.testing`."""
+"""Checks of softmax losses of a linear layer: the linear softmax engine's part of :mod:`cupylosses.testing`."""

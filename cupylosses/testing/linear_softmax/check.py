@@ -1,5 +1,7 @@
-"""Checks of softmax losses of a linear layer. A layout is a way in which the engine takes a call: its logits as a whole
-or in chunks, rows of several lengths, a transposed weight, packed rows.
+"""Checks of softmax losses of a linear layer.
+
+A layout determines how the engine processes a call: all logits at once or in chunks, short or long rows, a transposed
+weight, or packed rows.
 """
 
 from __future__ import annotations
@@ -22,17 +24,19 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-#: Arguments that are arrays if they are True, in the order of the operands.
+#: Arguments that are arrays if their value is True, in the order of the operands.
 ARRAYS = ("linear_bias", "weight", "mask")
 
 
-#: Features of an input whose logits have a requested shape.
+#: Number of features of an input whose logits have a requested shape.
 FEATURES = 64
 
 
 class Layout(NamedTuple):
-    """Rows, features and classes; rows of a chunk if they are not all; whether the weight is transposed, and whether
-    rows that do not count are left out.
+    """Sizes of a layer: rows, features and classes.
+
+    ``chunk`` is the number of rows of a chunk, or None for one chunk of all rows. ``transposed`` is True if the weight
+    is transposed, ``packed`` if rows that do not count are left out.
     """
 
     rows: int
@@ -55,10 +59,10 @@ LAYOUTS: Mapping[str, Layout] = {
 
 @dataclass(frozen=True)
 class LinearSoftmaxCheck(Check):
-    """A softmax loss of a linear layer, with a kind of target, by default its first.
+    """Check of a softmax loss of a linear layer with a kind of target, by default its first.
 
-    ``case`` has parameters, flags and other arguments by name; True for an argument that is an array. ``dtypes`` are
-    those of the layer and of class probabilities. ``shape`` is a requested shape of the logits.
+    ``case`` has parameters, flags and other arguments by name; True stands for an argument that is an array. ``dtypes``
+    are those of the layer and of class probabilities. ``shape`` is a requested shape of the logits.
     """
 
     Definition: ClassVar = LinearSoftmaxLoss
@@ -68,7 +72,7 @@ class LinearSoftmaxCheck(Check):
     kind: str = ""
     shape: tuple[int, ...] | None = None
 
-    #: Backward rescales gradients that were written for another upstream gradient, which rounds them once more.
+    #: Backward rescales gradients that were written for another upstream gradient, which rounds them again.
     rescales: ClassVar[bool] = True
     multiplies: ClassVar[bool] = True
 
@@ -92,7 +96,7 @@ class LinearSoftmaxCheck(Check):
 
     @cached_property
     def laid(self) -> Layout:
-        """The sizes."""
+        """Sizes."""
         if self.shape is not None:
             rows, classes = self.shape
             return Layout(rows, FEATURES, classes)
@@ -139,7 +143,7 @@ class LinearSoftmaxCheck(Check):
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
         yield "input", draw(rows, features).to(kind)
-        # Logits of the size that those of losses of rows have in their checks.
+        # Makes logits as large as in the checks of losses of rows.
         weight = (3 * draw(classes, features) / features**0.5).to(kind)
         yield "linear_weight", weight.T.contiguous().T if laid.transposed else weight
         if self.kind == "indices":

@@ -1,4 +1,4 @@
-"""The truth of softmax losses of a linear layer: logits in float64, the truth of the loss of these, and the chain rule.
+"""Truth of softmax losses of a linear layer: logits in float64, the truth of their loss, and the chain rule.
 
 A result has the sizes of the loss's truth (:mod:`cupylosses.testing.softmax.truth`), enlarged where logits and their
 gradients are less accurate than the arithmetic: they are rounded to their dtype, and each logit is a sum whose terms
@@ -18,12 +18,12 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-#: The engine's own arguments, which change nothing in the truth; ``logits_dtype`` decides its sizes.
+#: Arguments of this engine alone. They do not change the exact results; ``logits_dtype`` affects the sizes.
 OWN = ("logits_dtype", "accumulate_dtype", "max_memory", "skip_ignored")
 
 
 def logits_dtype(input: Tensor, arguments: Mapping[str, Any]) -> dtype:
-    """The dtype of the logits of a call."""
+    """Returns the dtype of the logits of a call."""
     import torch
 
     chosen = arguments.get("logits_dtype")
@@ -31,8 +31,9 @@ def logits_dtype(input: Tensor, arguments: Mapping[str, Any]) -> dtype:
 
 
 def truth(name: str, names: list[str], arguments: Mapping[str, Any], grad_output: Any, where: str) -> Truth:
-    """The truth of a call of the linear form of the softmax loss ``name``, for an input of two dimensions, with a
-    gradient for each of ``names``.
+    """Computes the truth of a call of the softmax loss ``name`` of a linear layer.
+
+    The input has two dimensions. The truth has an entry for the gradient of each of ``names``.
     """
     import torch
 
@@ -55,14 +56,14 @@ def truth(name: str, names: list[str], arguments: Mapping[str, Any], grad_output
         "linear_bias": Expected(g.exact.sum(0), (g.rms**2).sum(0).sqrt(), g.total.sum(0)),
     }
     if "target" in found.gradients:
-        # Rounded twice where backward rescales it.
+        # The gradient is rounded twice if backward rescales it.
         coarse = max(_coarse(x, target.dtype) for x in (computed, target.dtype))
         gradients["target"] = _enlarged(found.gradients["target"], cancel * coarse)
     return Truth(_enlarged(found.value, cancel * _coarse(computed, result)), tuple(gradients.get(n) for n in names))
 
 
 def _coarse(kind: dtype, result: dtype) -> float:
-    """The unit roundoff of a dtype, in multiples of the error that the table allows a result."""
+    """Returns the epsilon of a dtype in multiples of the error that the table allows a result; at least 1."""
     import torch
 
     name = dtype_name(result)

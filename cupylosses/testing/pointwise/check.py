@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 
-#: The shape of small operands: different sizes, and powers of two, so that dividing by them is exact.
+#: Shape of small operands: sizes that differ and are powers of two, so that divisions by them are exact.
 SMALL: Shape = (8, 16)
 
 
 @dataclass(frozen=True)
 class PointwiseCheck(Check):
-    """An element-wise loss in one of :data:`cupylosses.testing.layouts.LAYOUTS`, or on the edges of its domain.
+    """Check of an element-wise loss in one of `cupylosses.testing.layouts.LAYOUTS`, or on the edges of its domain.
 
-    ``wanted`` says which operands require grad, by default all; integers never do. ``dim`` has the dimensions to reduce
-    over.
+    ``wanted`` has a flag per operand that requires grad, by default all; integers never do. ``dim`` are the dimensions
+    to reduce over.
     """
 
     Definition: ClassVar = Loss
@@ -47,12 +47,12 @@ class PointwiseCheck(Check):
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Every parameter and flag by name."""
+        """All parameters and flags by name."""
         return self.loss.values(self.case)
 
     @cached_property
     def operand_dtypes(self) -> tuple[str, ...]:
-        """The dtype of each operand."""
+        """Dtype of each operand."""
         given = self.dtypes
         return tuple("bool" if x is MASK else given[min(i, len(given) - 1)] for i, x in enumerate(self.loss.operands))
 
@@ -109,7 +109,7 @@ class PointwiseCheck(Check):
         return self.resolved(operands).dims is None
 
     def resolved(self, operands: Sequence[Tensor]) -> Resolved:
-        """The reduction, resolved for these operands."""
+        """Returns the reduction, resolved for these operands."""
         return resolve(self.loss, Static(self.reduction, self.dim), common_shape(operands))
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
@@ -133,9 +133,10 @@ class PointwiseCheck(Check):
 
 
 def biases(operands: Sequence[Tensor]) -> list[float | None]:
-    """Extra error allowed to the gradient of each operand. The gradient of a broadcast operand is a sum, whose terms
-    share the factor that depends on that operand alone, with the error of one element; and on the CPU, torch computes
-    the sum.
+    """Returns the bias of the gradient of each operand, for broadcast operands; None for the others.
+
+    The gradient of a broadcast operand is a sum. Its terms share the factor that depends on that operand alone, with
+    the error of one element. On the CPU, torch computes the sum.
     """
     elements = prod(common_shape(operands))
     ours = [runs_kernels(x) and x.is_floating_point() for x in operands]

@@ -1,4 +1,4 @@
-"""torch's own ways to compute an element-wise loss: its function, or the reference formula one operation at a time."""
+"""torch's ways to compute an element-wise loss: its own function, or the reference formula one operation at a time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def twin(loss: Loss, options: Mapping[str, Any], reduction: str) -> Call | None:
-    """The function of ``torch.nn.functional`` with these options; None if there is none or it lacks an option.
+    """Returns the function of ``torch.nn.functional`` with these options; None if there is none or it lacks an option.
 
-    For a form of a loss, it takes the operands in their order, as far as torch's function has them.
+    It takes the operands in their order. For a modified loss, torch's function must have all of its operands.
     """
     from torch.nn import functional
 
@@ -40,8 +40,9 @@ def twin(loss: Loss, options: Mapping[str, Any], reduction: str) -> Call | None:
 
 
 def formula(loss: Loss, values: Mapping[str, Any], reduction: str) -> Call | None:
-    """The naive reference formula in the dtype to which torch promotes the operands; None if there is no formula, or
-    torch lacks this kind of mean.
+    """Returns the naive reference formula, in the dtype to which torch promotes the operands.
+
+    None if there is no formula, or if torch lacks this kind of mean.
     """
     reference = loss.reference
     if reference is None or resolve(loss, Static(reduction), (1,)).found:

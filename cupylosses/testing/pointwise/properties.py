@@ -1,4 +1,4 @@
-"""Properties of element-wise losses, which :mod:`cupylosses.testing.properties` hands on."""
+"""Properties of element-wise losses, re-exported by :mod:`cupylosses.testing.properties`."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ def agrees_with_torch(
     reduction: str = "mean",
     device: str = "cpu",
 ) -> None:
-    """Value and gradients match torch's function in float64, wherever torch has gradients and these are not NaN.
-    Independent of the definition's own formula.
+    """Value and gradients match torch's function in float64, where torch has gradients and they are not NaN.
+
+    This check is independent of the definition's own formula.
     """
     case = case or {}
     twin = eager.twin(loss, case, reduction)
@@ -92,17 +93,17 @@ def _require_close(what: str, found: Tensor | None, exact: Tensor | None, size: 
 def follows_declared_kinks(
     function: Function, loss: Loss, case: Mapping[str, Any] | None = None, dtype: str = "float32", device: str = "cpu"
 ) -> None:
-    """At each declared kink, every kernel gives the declared value and gradients.
+    """At each declared kink, every kernel returns the declared value and gradients.
 
-    Kinks are declared at numbers that every dtype holds. Gradients must be exact, and so must a value of 0; any other
-    value may be rounded.
+    Kinks are declared at numbers that every dtype represents. Gradients must be exact, and so must a value of 0; any
+    other value may be rounded.
     """
     import torch
 
     case = case or {}
     kind = getattr(torch, dtype)
     for kink, reduction in product(loss.kinks(**loss.values(case)), ("none", "sum")):
-        # One element is a kernel's tail; more than a vector reaches its body.
+        # A single element runs the tail of a kernel; more than a vector also run its body.
         for count in (1, 33):
             operands = [torch.full((count,), x, dtype=kind, device=device) for x in kink.operands]
             found = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
@@ -147,7 +148,7 @@ def propagates_nan(
         expected = elements if reduction == "none" else torch.tensor(True, device=device)
         require(torch.equal(found.value.isnan(), expected), "value {}: {}", where, found.value)
         for operand, x, gradient in zip(loss.operands, operands, found.gradients, strict=True):
-            # The gradient of a broadcast operand is a sum; one NaN among its terms makes it NaN.
+            # The gradient of a broadcast operand is a sum, which is NaN if one of its terms is.
             reached = only.double().sum_to_size(x.shape) > 0
             require(
                 gradient is not None and torch.equal(gradient.isnan(), reached),
@@ -163,8 +164,8 @@ def reads_beyond_32_bits(
 ) -> None:
     """Elements 2^32 apart are read at their full 64-bit offsets.
 
-    Uses 4 GiB of addresses; on the CPU only two pages of them are touched. Proves nothing for a loss without an integer
-    operand: other dtypes are wider.
+    Uses 4 GiB of address space, of which only two pages are touched on the CPU. Proves nothing for a loss without an
+    integer operand, since other dtypes are wider.
     """
     import torch
 
@@ -174,8 +175,8 @@ def reads_beyond_32_bits(
     if position == 0:
         return
     step = (1 << 32) + COLUMNS
-    # The other operands full, and broadcast with gradients that are sums; one outer dimension, and two that do not
-    # merge.
+    # The other operands are full, or broadcast with gradients that are sums. There is one outer dimension, or two that
+    # do not merge.
     layouts = (((2, COLUMNS), (step, 1)), ((2, 3, COLUMNS), (step, 2 * COLUMNS, 1)))
     for (full, strides), (lead, reduction) in product(layouts, ((0, "none"), (1, "sum"))):
         shapes = [full if i == position else full[lead:] for i in range(count)]
@@ -187,7 +188,7 @@ def reads_beyond_32_bits(
         far[position] = memory.as_strided(full, strides).copy_(near[position])
         wanted = tuple(i != position for i in range(len(near)))
         a, b = (run(_bind(function, loss, case, reduction), operands, wanted, 1.5) for operands in (near, far))
-        # The order in which elements are added up depends on where they lie.
+        # The order in which elements are summed depends on their strides.
         close = partial(torch.allclose, rtol=1e-5, atol=1e-5)
         same: Callable[..., bool] = equal_bits if reduction == "none" else close
         require(same(a.value, b.value), f"value, reduction {reduction}: {b.value}, not {a.value}")
@@ -207,8 +208,9 @@ def is_differentiable(
     device: str = "cpu",
     second: bool = False,
 ) -> None:
-    """In float64 and away from kinks, the gradient is the slope of the value, and second derivatives are the slope of
-    the gradient, even for broadcast operands.
+    """In float64 and away from kinks, gradients match finite differences, also for broadcast operands.
+
+    With ``second``, second derivatives match finite differences of the gradients.
     """
     import torch
 
@@ -216,9 +218,9 @@ def is_differentiable(
     check = torch.autograd.gradgradcheck if second else torch.autograd.gradcheck
     for shapes in ([(3, 2)] * len(loss.operands), [(3, 2), *[(1, 2)] * (len(loss.operands) - 1)]):
         operands = [x.requires_grad_() for x in _draw(loss, case, "float64", device, shapes)]
-        # The differences are accurate to about 1e-9: torch's default tolerances would let an error of 1e-3 pass. Second
-        # derivatives along random directions, in half the time that their entries take.
-        # Derivatives of some results alone would need more kernels, and nothing of a loss depends on them.
+        # Finite differences are accurate to about 1e-9, but torch's default tolerances would accept an error of 1e-3.
+        # Second derivatives are checked along random directions, which takes half the time of all entries. Undefined
+        # gradients are not checked: they would need more kernels, and nothing in a loss depends on them.
         bound, tolerances = _bind(function, loss, case, reduction), {"rtol": 1e-5, "atol": 1e-6}
         check(bound, operands, **tolerances, fast_mode=second, check_undefined_grad=False)
 
@@ -230,7 +232,7 @@ def is_differentiable(
 def reduces_consistently(
     function: Function, loss: Loss, case: Mapping[str, Any] | None = None, dtype: str = "float32", device: str = "cpu"
 ) -> None:
-    """The sum is that of the elements, and each mean is the sum over its count; so are the gradients."""
+    """The sum is that of the elements, and each mean is the sum divided by its count; so are the gradients."""
     import torch
 
     case = case or {}
@@ -253,7 +255,7 @@ def reduces_consistently(
         ):
             require(one is not None and reduced is not None, f"no gradient of {operand.name}")
             error = (reduced.double() * divisor - one.double()).abs()
-            # The division may round a float16 number that it makes subnormal.
+            # The division may make a float16 number subnormal, which rounds it.
             bound = 4 * info.eps * one.double().abs() + divisor * info.tiny * info.eps
             require(
                 bool((error <= bound).all()), f"gradient of {operand.name}, {reduction}: not that of none / {divisor}"
@@ -269,7 +271,7 @@ def composed(
     normalizer: Tensor | float | None = None,
     dim: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """A reduction, composed of torch's operations on the elements of a loss."""
+    """Computes a reduction by torch's operations on the elements of a loss."""
     import torch
 
     counted = torch.as_tensor(1.0 if weight is None else weight, dtype=elements.dtype, device=elements.device)
@@ -293,7 +295,7 @@ def composed(
         return total / terms.shape[0]
     by_weight = reduction == "weighted_mean" or (loss.mean_of_weights and weight is not None)
     count = weights.sum(dims) if by_weight else used.double().sum(dims)
-    # A mean of nothing is NaN, and has no gradient.
+    # A mean over no elements is NaN, and has no gradient.
     return torch.where(count == 0, float("nan"), total / torch.where(count == 0, 1.0, count))
 
 
@@ -306,7 +308,7 @@ def weighs_masks_and_reduces(
     dim: tuple[int, ...] | None = None,
     normalizer: float | None = None,
 ) -> None:
-    """With a weight per column and a mask, value and gradients are those of torch's operations on the formula."""
+    """With a weight per column and a mask, value and gradients match torch's operations on the formula."""
     import torch
 
     values = loss.values(case)
@@ -342,8 +344,9 @@ def shields_what_does_not_count(
     reduction: str = "mean",
     device: str = "cpu",
 ) -> None:
-    """A masked element, or one of weight 0, changes no bit of value and gradients, whatever it holds, and its own
-    gradients are 0; if nothing counts, all gradients are 0.
+    """An element that is masked or has weight 0 changes no bit of value and gradients, whatever it holds.
+
+    Its own gradients are 0. If no element counts, all gradients are 0.
     """
     import torch
 
@@ -379,7 +382,7 @@ def shields_what_does_not_count(
 
 
 def _weighted_and_masked(loss: Loss, values: Mapping[str, Any], dtype: str, device: str) -> tuple[Loss, list[Tensor]]:
-    """A loss with a weight per column and a mask, some of both 0, and its operands."""
+    """Returns a loss with a weight per column and a mask, and its operands; some weights and masks are 0."""
     both, count = modified(loss, weight="array", mask=True), len(loss.operands)
     shapes = [*[(ROWS, COLUMNS)] * count, (COLUMNS,), (ROWS, COLUMNS)]
     operands = _draw(both, values, dtype, device, shapes)

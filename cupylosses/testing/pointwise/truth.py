@@ -1,12 +1,11 @@
-"""The truth of element-wise losses: value and gradients in float64, through the reference formula and torch's automatic
-differentiation.
+"""Truth of element-wise losses in float64, by the reference formula and torch's automatic differentiation.
 
 Operands of any dtype are exact in float64, so the truth uses exactly the numbers that a kernel reads.
 
 Each number has a size, derived from its terms (:class:`cupylosses.testing.tolerance.Expected`). The size of a term f is
-its absolute value or the sum of |x df/dx| over its operands x, whichever is larger: how far f moves, relative to the
-movement, when operands move by a rounding error. Where a formula must cancel (``log(t) - x``), no arithmetic does
-better; elsewhere the size is of the order of the value, and the table stays strict.
+its absolute value or the sum of |x df/dx| over its operands x, whichever is larger. The latter is the change of f per
+relative change of its operands, which have rounding errors. Where a formula must cancel (``log(t) - x``), no arithmetic
+does better; elsewhere the size is of the order of the value, and the table stays strict.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cupylosses.testing.truth import Truth, common_shape
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Losses and dtypes without a truth at the edges: the formula overflows in float64, though the loss does not.
+#: Losses and dtypes without a truth at the edges: the formula overflows in float64, although the loss does not.
 OVERFLOWING = {("general_robust_loss", "float64")}
 
 
@@ -41,19 +40,19 @@ def truth(
     dim: tuple[int, ...] | None = None,
     normalizer: float | None = None,
 ) -> Truth:
-    """Value and gradients of a loss, on the device of its operands.
+    """Computes value and gradients of a loss, on the device of its operands.
 
     Args:
         loss: The definition.
         operands: Tensors of any dtype and layout that broadcast.
-        values: Every parameter and flag by name (``loss.values(case)``).
+        values: All parameters and flags by name (``loss.values(case)``).
         reduction: One of ``loss.reductions``.
         grad_output: The upstream gradient: a number, or a tensor of the result's shape.
-        wanted: The operands whose gradients are needed; by default all floating ones.
+        wanted: Flags of the operands whose gradients are needed; by default all floating-point operands.
         dim: The dimensions to reduce over.
-        normalizer: The divisor of a mean, in place of the count.
+        normalizer: The divisor of a mean instead of the count.
         flush: True if subnormal float32 numbers count as zero, as they do on a GPU for float32 arithmetic.
-        limit: Elements to process at a time.
+        limit: Number of elements to process at a time.
     """
     import torch
 
@@ -66,7 +65,7 @@ def truth(
     given = {o.name: x for o, x in zip(loss.operands, operands, strict=True)}
     divisor = _divisor(resolved, given, values, shape, dims) * (normalizer or 1.0)
     upstream = torch.as_tensor(grad_output, dtype=torch.float64, device=operands[0].device)
-    # Nothing over nothing is NaN, but has no gradient.
+    # 0 / 0 is NaN, but has no gradient.
     upstream = upstream.expand(resolved.shape).reshape(kept) / torch.where(divisor == 0, inf, divisor)
 
     value = _Sum(operands[0], kept, shape)
@@ -93,7 +92,7 @@ def _divisor(
     shape: Sequence[int],
     dims: Sequence[int],
 ) -> Tensor:
-    """The divisor of each sum, with the reduced dimensions of size 1."""
+    """Returns the divisor of each sum; reduced dimensions have size 1."""
     import torch
 
     like = next(iter(given.values()))
@@ -124,12 +123,12 @@ def _through_divisor(
 
 
 class _Sum:
-    """Sums of terms, of their sizes and of the squares of the sizes, into a shape at most as large as the terms'."""
+    """Sums of terms, of their sizes and of their squared sizes, into a shape at most as large as that of the terms."""
 
     def __init__(self, like: Tensor, shape: Sequence[int], terms: Sequence[int]) -> None:
         import torch
 
-        # If every term is a result of its own, nothing is added up and the squares are not needed.
+        # If each term is a result of its own, there are no sums, and the squares are not needed.
         self.summed = prod(shape) != prod(terms)
         self.buffers = [
             torch.zeros(tuple(shape), dtype=torch.float64, device=like.device) for _ in range(3 if self.summed else 2)
@@ -143,8 +142,8 @@ class _Sum:
             target += x.sum_to_size(target.shape)
 
     def divided(self, divisor: Tensor) -> Expected:
-        """The sums divided, like a mean; nothing divided by nothing is NaN, as in torch."""
-        # In place: for a huge loss, each of these has many gigabytes.
+        """Returns the sums divided by ``divisor``, as in a mean; 0 / 0 is NaN, as in torch."""
+        # In place: for a huge loss, each buffer has many gigabytes.
         exact, total = (x.div_(divisor) for x in self.buffers[:2])
         return Expected(exact, self.buffers[2].sqrt_().div_(divisor.abs()) if self.summed else total, total)
 
@@ -153,7 +152,7 @@ def _widen(x: Tensor, flush: bool) -> Tensor:
     import torch
 
     wide = x.detach().double()
-    # float16 numbers are normal in float32 even where they are subnormal in their own type.
+    # float16 numbers that are subnormal in their own dtype are normal in float32.
     tiny = torch.finfo(torch.float32).tiny
     return torch.where(wide.abs() < tiny, 0.0, wide) if flush and x.is_floating_point() else wide
 
@@ -161,7 +160,7 @@ def _widen(x: Tensor, flush: bool) -> Tensor:
 def _elements(
     loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any], wanted: Sequence[bool]
 ) -> tuple[tuple[Tensor, Tensor], list[tuple[Tensor, Tensor] | None]]:
-    """Value and derivatives of every element, each with its size."""
+    """Returns value and derivatives of each element, each with its size."""
     import torch
 
     with torch.enable_grad():
@@ -175,7 +174,7 @@ def _elements(
 
 
 def _derivatives(y: Tensor, leaves: Sequence[Tensor], create_graph: bool = False) -> list[Tensor]:
-    """The derivative of each element of ``y`` with respect to the same element of each leaf."""
+    """Returns the derivative of each element of ``y`` with respect to the same element of each leaf."""
     import torch
 
     if not y.requires_grad:

@@ -1,1 +1,1 @@
-"""Checks of region losses: that engine's part of :mod:`cupylosses.testing`."""
+"""Checks of region losses: the regions engine's part of :mod:`cupylosses.testing`."""

@@ -1,4 +1,4 @@
-"""Checks of region losses. A layout is a shape that the engine takes in a certain way, or how operands lie."""
+"""Checks of region losses. A layout is a shape that the engine processes in a certain way, or a storage of operands."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 
-#: The label of voxels that do not count, where a layout has any.
+#: Label of the voxels that do not count, in layouts that have such voxels.
 LEFT_OUT = 255
 
 
 class Layout(NamedTuple):
-    """Shape with the classes in dimension 1; how operands lie: "", "last" (channels-last), "strided" or "odd" (an
-    address that is no multiple of a vector); and True if some voxels are ignored, and hold NaN.
+    """Shape with the classes in dimension 1, and the storage of operands.
+
+    ``lies`` is "" (contiguous), "last" (channels-last), "strided", or "odd" (an address that is not a multiple of the
+    vector size). ``ignored`` is True if some voxels are ignored; these hold NaN.
     """
 
     shape: tuple[int, ...]
@@ -47,8 +49,10 @@ LAYOUTS: Mapping[str, Layout] = {
 
 @dataclass(frozen=True)
 class RegionCheck(Check):
-    """A region loss. ``shape`` is a requested shape of the input, with the classes in dimension 1. The second dtype is
-    that of the target: labels if it is an integer, the default.
+    """Check of a region loss.
+
+    ``shape`` is a requested shape of the input, with the classes in dimension 1. The second dtype is that of the
+    target, by default int64; targets of integer dtype are labels.
     """
 
     Definition: ClassVar = RegionLoss
@@ -59,17 +63,17 @@ class RegionCheck(Check):
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Every parameter and flag by name."""
+        """All parameters and flags by name."""
         return self.loss.values(self.case)
 
     @cached_property
     def operand_dtypes(self) -> tuple[str, ...]:
-        """The dtype of each operand."""
+        """Dtype of each operand."""
         return (self.dtypes[0], self.dtypes[1] if len(self.dtypes) > 1 else "int64")
 
     @cached_property
     def laid(self) -> Layout:
-        """The shape."""
+        """Shape and storage."""
         return Layout(tuple(self.shape)) if self.shape else LAYOUTS[self.layout]
 
     @cached_property
@@ -81,7 +85,7 @@ class RegionCheck(Check):
         known = self.layout in LAYOUTS or (self.layout == GIVEN and bool(self.shape) and len(self.shape) > 1)
         floating = self.operand_dtypes[0] in checks.FLOATING
         dense = self.operand_dtypes[1] in checks.FLOATING
-        # A row has labels only.
+        # A softmax over the classes of a voxel and ignored voxels both need labels.
         of_labels = self.values.get("focal_over") == "softmax" or (dense and self.laid.ignored)
         return known and floating and self.reduction in self.loss.reductions and not (dense and of_labels)
 

@@ -1,5 +1,6 @@
-"""Region losses as operators of torch, the way in which segmentation libraries compute them: labels one-hot, and the
-sums of p t, p and t.
+"""Region losses by torch's operators, as segmentation libraries compute them.
+
+Labels become one-hot, and the losses follow from the sums of p t, p and t.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from cupylosses.testing.eager import Call
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The settings that the operators below take into account; others must have these values.
+#: Settings that the operators below do not support, with the values that they must have.
 PLAIN: Mapping[str, Any] = {
     "overlap": "product",
     "gamma_over": "group",
@@ -27,8 +28,10 @@ PLAIN: Mapping[str, Any] = {
 
 
 def twin(loss: RegionLoss, values: Mapping[str, Any], reduction: str, dim: int, ignored: int | None) -> Call | None:
-    """The operators for these values of all settings; None for settings that they lack. ``ignored`` is a label that
-    occurs and does not count. The operators take class weights, of classes that are not pooled, and a mask.
+    """Returns torch's way to compute a loss with these settings; None if the operators do not support them.
+
+    ``ignored`` is a label that occurs but does not count. The returned function also takes class weights, for classes
+    that are not pooled, and a mask.
     """
     known = {**values, **loss.fixed}
     if any(known.get(x, y) != y for x, y in PLAIN.items()) or reduction != "mean" or ignored is not None:
@@ -40,7 +43,7 @@ def twin(loss: RegionLoss, values: Mapping[str, Any], reduction: str, dim: int, 
         import torch
 
         x = input if dim == 1 else input.movedim(dim, 1)
-        # Sums of thousands of 16-bit numbers are of none of their digits.
+        # In 16 bits, sums of thousands of numbers would have no correct digits.
         wide = x if x.dtype.itemsize > 2 else x.float()
         dense = target.dim() == input.dim()
         if dense:

@@ -1,8 +1,8 @@
-"""The truth of region losses: the reference formula in float64, and torch's derivatives of it.
+"""Truth of region losses: the reference formula in float64, and torch's derivatives of it.
 
-A value is a quotient of sums, whose errors are measured beside 1. The gradient of a voxel is a sum of derivatives by
-the probabilities of all classes, times p (1 - p), which is a quarter at most, and of which those of a softmax cancel in
-part: errors are measured beside four times the largest gradient of the operand.
+A value is a quotient of sums, whose errors are measured relative to 1. The gradient of a voxel is a sum over classes of
+derivatives with respect to the probabilities, times p (1 - p), which is at most 1/4. In a softmax these terms cancel in
+part, so errors are measured relative to four times the largest gradient of the operand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def truth(prepare: Callable[..., Any], operands: Sequence[Tensor], grad_output: Any, wanted: Sequence[bool]) -> Truth:
-    """The truth for operands on their device; ``prepare`` is the function that makes a call of them."""
+    """Computes the truth for operands, on their device; ``prepare`` is the function that makes a call of them."""
     import torch
 
     leaves = [

@@ -1,1 +1,1 @@
-"""Checks of losses of rows of scores: that engine's part of :mod:`cupylosses.testing`."""
+"""Checks of losses of rows of scores: the row margin engine's part of :mod:`cupylosses.testing`."""

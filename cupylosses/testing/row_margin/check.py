@@ -1,4 +1,4 @@
-"""Checks of losses of rows of scores. A layout is a way in which the engine takes rows, or their scores lie."""
+"""Checks of losses of rows of scores. A layout determines how the engine processes rows, or how scores are stored."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-#: Arguments that are arrays if they are True.
+#: Arguments that are arrays if their value is True.
 ARRAYS = ("weight", "mask")
-#: Places for labels in lists, unless a layout has others.
+#: Number of places in the lists of labels, unless a layout has another.
 PLACES = 5
 
 
 class Layout(NamedTuple):
-    """Shape of the scores, and their class dimension; places for labels in lists, and labels of the longest list."""
+    """Shape and class dimension of the scores; number of places in lists of labels, and length of the longest list."""
 
     shape: tuple[int, ...]
     class_dim: int = 1
@@ -48,8 +48,10 @@ LAYOUTS: Mapping[str, Layout] = {
 
 @dataclass(frozen=True)
 class MarginCheck(Check):
-    """A loss of rows of scores. ``case`` has parameters, flags and other arguments by name; True for one that is an
-    array. ``shape`` is a requested shape of the scores, with the classes in the second dimension.
+    """Check of a loss of rows of scores.
+
+    ``case`` has parameters, flags and other arguments by name; True stands for an argument that is an array. ``shape``
+    is a requested shape of the scores, with the classes in dimension 1.
     """
 
     Definition: ClassVar = MarginLoss
@@ -60,13 +62,13 @@ class MarginCheck(Check):
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Every parameter and flag by name."""
+        """All parameters and flags by name."""
         known = self.loss.values()
         return self.loss.values({k: v for k, v in self.case.items() if k in known})
 
     @cached_property
     def laid(self) -> Layout:
-        """The sizes."""
+        """Sizes."""
         return Layout(self.shape, min(1, len(self.shape) - 1)) if self.shape else LAYOUTS[self.layout]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""torch's own ways to compute losses of rows of scores."""
+"""torch's ways to compute losses of rows of scores."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def twin(
     class_dim: int | None = None,
     ignore_index: int | None = None,
 ) -> Call | None:
-    """torch's way to compute a loss with these values of all parameters and flags; None if there is none. It takes the
-    operands, and class weights if there are any. With ``ignore_index`` it leaves out the rows with that label.
+    """Returns torch's way to compute a loss with these parameters and flags; None if there is none.
+
+    The returned function takes the operands, and class weights if there are any. With ``ignore_index`` it leaves out
+    rows with that label.
     """
     expression = EXPRESSIONS.get(loss.name)
     if expression is None or reduction not in ("none", "mean", "sum"):
@@ -31,13 +33,13 @@ def twin(
         return call
 
     def of_rows(input: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
-        """torch's functions take rows in two dimensions, with the classes in the last."""
+        """Reshapes operands for torch's functions, which accept matrices with the classes in the last dimension."""
         rows = input.movedim(class_dim, -1)
         labels = target.movedim(class_dim, -1) if loss.several else target
         shape = rows.shape[:-1]
         flat = labels.reshape(-1, labels.shape[-1]) if loss.several else labels.reshape(-1)
         if alone:
-            # torch's function knows no ignored label. On a GPU it asserts, which ends all work there.
+            # torch's function has no ignored label: on a GPU it asserts, which ends all work there.
             used = flat != ignore_index
             found = call(rows.reshape(-1, rows.shape[-1]), flat.where(used, 0), *weight).where(used, 0)
             if reduction != "none":
@@ -65,7 +67,7 @@ def _multilabel_margin(options: Mapping[str, Any]) -> Call | None:
     def call(input: Tensor, target: Tensor) -> Tensor:
         from torch.nn.functional import multilabel_margin_loss, pad
 
-        # As many places as there are classes.
+        # torch expects as many places as classes.
         missing = input.shape[-1] - target.shape[-1]
         filled = pad(target, (0, missing), value=END) if missing else target
         return multilabel_margin_loss(input, filled, reduction=options["reduction"])
@@ -73,7 +75,7 @@ def _multilabel_margin(options: Mapping[str, Any]) -> Call | None:
     return call
 
 
-#: torch's call for the values of all parameters, flags and the reduction, by name of the loss.
+#: By name of the loss, a function from the values of parameters, flags and reduction to torch's call.
 EXPRESSIONS: Mapping[str, Callable[[Mapping[str, Any]], Call | None]] = {
     "multi_margin_loss": _multi_margin,
     "multilabel_margin_loss": _multilabel_margin,

@@ -1,7 +1,7 @@
-"""The truth of losses of rows of scores: sums over pairs in float64, and their derivatives, label by label.
+"""Truth of losses of rows of scores: sums over pairs in float64, and their derivatives, label by label.
 
 Kernels compute in double and round once, so the size of a result is its absolute value. Only float64 results show the
-errors of the arithmetic, which are of the size of the scores and the margin.
+errors of the arithmetic, which are relative to the scores and the margin.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The share of the arithmetic's errors in a result that is rounded to fewer bits.
+#: Share of the arithmetic's errors in a float64 result, and in one that is rounded to fewer bits.
 IN_FLOAT64, NARROWER = 1.0, 2.0**-24
 
 
 class _Rows(NamedTuple):
-    """Values and slopes of rows, and the sizes of both."""
+    """Values of rows, their derivatives with respect to the scores, and the sizes of both."""
 
     value: Tensor
     size: Tensor
@@ -30,7 +30,7 @@ class _Rows(NamedTuple):
 
 
 def _pairs(x: Tensor, lists: Tensor, margin: float, power: int) -> _Rows:
-    """Rows of scores with lists of labels, which end at the first number below 0."""
+    """Computes values and derivatives of rows of scores; their lists of labels end at the first number below 0."""
     import torch
 
     alive = (lists < 0).cumsum(-1) == 0
@@ -61,7 +61,10 @@ def _pairs(x: Tensor, lists: Tensor, margin: float, power: int) -> _Rows:
 def truth(
     operands: Mapping[str, Tensor], values: Mapping[str, Any], options: Mapping[str, Any], several: bool, upstream: Any
 ) -> Truth:
-    """The truth for operands by name, on their device; ``options`` are reduction, class dimension and ignored label."""
+    """Computes the truth for operands by name, on their device.
+
+    ``options`` are the reduction, the class dimension and the ignored label.
+    """
     import torch
 
     dim, reduction = options["class_dim"], options["reduction"]

@@ -1,1 +1,1 @@
-"""Checks of losses of row statistics: that engine's part of :mod:`cupylosses.testing`."""
+"""Checks of losses of row statistics: the row statistics engine's part of :mod:`cupylosses.testing`."""

@@ -1,4 +1,4 @@
-"""Checks of losses of row statistics. A layout is a way in which the engine takes rows, or their operands lie."""
+"""Checks of losses of row statistics. A layout determines how the engine processes rows, or how operands are stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """Rows and features; how operands lie: "", "transposed", or "broadcast", which is one row for all of the last."""
+    """Rows, features, and storage of operands: "" (contiguous), "transposed", or "broadcast" (the last operand).
+
+    A broadcast operand has size 1 in the first dimension.
+    """
 
     rows: tuple[int, ...]
     features: int
@@ -40,7 +43,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 @dataclass(frozen=True)
 class StatisticsCheck(Check):
-    """A loss of row statistics. ``shape`` is a requested shape of the operands, with the features last."""
+    """Check of a loss of row statistics. ``shape`` is a requested shape of the operands, with the features last."""
 
     Definition: ClassVar = StatisticsLoss
 
@@ -50,12 +53,12 @@ class StatisticsCheck(Check):
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Every parameter and flag by name."""
+        """All parameters and flags by name."""
         return self.loss.values(self.case)
 
     @cached_property
     def operand_dtypes(self) -> tuple[str, ...]:
-        """The dtype of each operand: labels are integers where they may be."""
+        """Dtype of each operand; labels are integers if the loss accepts them."""
         given = self.dtypes
         return tuple(
             "int64" if x.integer and x.name in self.loss.row_operands else given[min(i, len(given) - 1)]
@@ -64,7 +67,7 @@ class StatisticsCheck(Check):
 
     @cached_property
     def laid(self) -> Layout:
-        """The sizes."""
+        """Sizes and storage."""
         return Layout(self.shape[:-1], self.shape[-1]) if self.shape else LAYOUTS[self.layout]
 
     @cached_property
@@ -96,7 +99,7 @@ class StatisticsCheck(Check):
             if operand.name in self.loss.row_operands:
                 x = torch.randn(rows, generator=generator, dtype=torch.float64).sign()
             else:
-                # Similar vectors, so that hinges are active.
+                # The vectors are similar, so that hinges are active.
                 x = common + torch.randn(*rows, features, generator=generator, dtype=torch.float64)
                 if lies == "broadcast" and operand.name == vectors[-1]:
                     x = x[:1]

@@ -1,4 +1,4 @@
-"""torch's own ways to compute losses of row statistics."""
+"""torch's ways to compute losses of row statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def twin(loss: StatisticsLoss, values: Mapping[str, Any], reduction: str) -> Call | None:
-    """torch's way to compute a loss with these values of all parameters and flags; None if there is none."""
+    """Returns torch's way to compute a loss with these parameters and flags; None if there is none."""
     expression = EXPRESSIONS.get(loss.name)
     if expression is None or reduction not in ("none", "mean", "sum"):
         return None
@@ -87,8 +87,8 @@ def _reduced(rows: Tensor, options: Mapping[str, Any]) -> Tensor:
     return rows if options["reduction"] == "none" else getattr(rows, options["reduction"])()
 
 
-#: torch's call for the values of all parameters, flags and the reduction, by name of the loss; None if it has no such
-#: parameters.
+#: By name of the loss, a function from the values of parameters, flags and reduction to torch's call; it returns None
+#: for values that torch does not support.
 EXPRESSIONS: Mapping[str, Callable[[Mapping[str, Any]], Call | None]] = {
     "cosine_embedding_loss": _cosine_embedding,
     "cosine_loss": _cosine,

@@ -1,8 +1,8 @@
-"""The truth of losses of row statistics: the reference formula in float64, and torch's derivatives of it.
+"""Truth of losses of row statistics: the reference formula in float64, and torch's derivatives of it.
 
 Kernels compute in double and round once, so the size of a result is its absolute value. Only float64 results show the
-errors of the arithmetic: those of a value are of the size of 1, beside which cosines stand, and those of a gradient of
-the size of 1 / |x|, of which the parts along x and along the other vector cancel where the two are similar.
+errors of the arithmetic. The errors of a value are relative to 1, the scale of cosines. Those of a gradient are
+relative to 1 / |x|, because its parts along x and along the other vector cancel where the two are similar.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The share of the arithmetic's errors in a result that is rounded to fewer bits.
+#: Share of the arithmetic's errors in a float64 result, and in one that is rounded to fewer bits.
 IN_FLOAT64, NARROWER = 1.0, 2.0**-24
 
 
@@ -32,7 +32,7 @@ def truth(
     wanted: Sequence[bool],
     result: str,
 ) -> Truth:
-    """The truth for operands with the features last, on their device, of a value of dtype ``result``."""
+    """Computes the truth for operands with the features last, on their device, of a value of dtype ``result``."""
     import torch
 
     full = torch.broadcast_shapes(
@@ -69,12 +69,12 @@ def truth(
         terms = exact.abs()
         if g.dim() > rows.dim():
             length = leaf.detach().norm(dim=-1, keepdim=True)
-            # Of two parts.
+            # A gradient has two parts, hence the factor of 2.
             terms = terms + share * torch.where(length > 0, 2 * factor.abs() / length, 0.0)
         gradients.append(Expected(_back(exact, x.shape), _back(terms.square(), x.shape).sqrt(), _back(terms, x.shape)))
     return Truth(value, tuple(gradients))
 
 
 def _back(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The sum over the dimensions along which an operand of this shape was broadcast."""
+    """Sums over the dimensions along which an operand of this shape was broadcast."""
     return x.sum_to_size(tuple(shape))

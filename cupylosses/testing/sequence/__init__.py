@@ -1,1 +1,1 @@
-"""Checks of losses of sequences: that engine's part of :mod:`cupylosses.testing`."""
+"""Checks of losses of sequences: the sequence engine's part of :mod:`cupylosses.testing`."""

@@ -1,4 +1,4 @@
-"""Checks of losses of sequences. A layout is the size of a batch, and how its arrays lie."""
+"""Checks of losses of sequences. A layout has the sizes of a batch and the storage of its arrays."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """Frames, samples (0 for one without a dimension), classes, labels, and how arrays lie: "", "batch_first",
-    "strided", which is with frames next to each other, or "concatenated".
+    """Sizes of a batch, and the storage of its arrays.
+
+    ``samples`` is 0 for one sample without a batch dimension. ``lies`` is "" (contiguous), "batch_first", "strided"
+    (frames are contiguous) or "concatenated" (targets).
     """
 
     frames: int
@@ -43,7 +45,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 @dataclass(frozen=True)
 class SequenceCheck(Check):
-    """A loss of sequences. ``shape`` is a requested shape of the first operand, (T, N, C)."""
+    """Check of a loss of sequences. ``shape`` is a requested shape of the first operand, (T, N, C)."""
 
     Definition: ClassVar = SequenceLoss
 
@@ -53,7 +55,7 @@ class SequenceCheck(Check):
 
     @cached_property
     def laid(self) -> Layout:
-        """The sizes."""
+        """Sizes and storage."""
         if self.shape:
             return Layout(*self.shape, max(1, self.shape[0] // 4))
         return LAYOUTS[self.layout]
@@ -84,7 +86,7 @@ class SequenceCheck(Check):
         x = 2 * torch.randn(frames, count, classes, generator=generator, dtype=torch.float64)
         x = x if self.loss.logits else x.log_softmax(-1)
         targets = torch.randint(1, classes, (count, labels), generator=generator)
-        # The first sample is full, and none is without an alignment.
+        # The first sample has full length, and each sample has an alignment.
         ends = torch.randint(frames // 2, frames + 1, (count,), generator=generator)
         most = (ends // 2).clamp(max=labels)
         lengths = (torch.rand(count, generator=generator) * (most + 1)).long()
@@ -101,7 +103,7 @@ class SequenceCheck(Check):
         return [y.to(self.device) for y in (x, targets, ends, lengths)]
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        # torch's gradient with respect to log-probabilities is another one.
+        # torch's gradient with respect to log-probabilities differs (truth.py).
         found = eager.twin(True, self.options) if self.loss.logits else None
         return [] if found is None else [found]
 

@@ -1,4 +1,4 @@
-"""torch's own way to compute the losses of sequences."""
+"""torch's way to compute losses of sequences."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: torch's reductions.
+#: Reductions that torch has.
 REDUCTIONS = ("none", "mean", "sum")
 
 
 def twin(logits: bool, options: Mapping[str, Any]) -> Callable[..., Tensor] | None:
-    """torch's loss with these options; of logits behind its log-softmax. None for reductions that it lacks."""
+    """Returns torch's loss with these options, after a log-softmax of ``logits``; None for reductions that it lacks."""
     given = dict(options)
     batch_first = given.pop("batch_first", False)
     if given.get("reduction", "mean") not in REDUCTIONS:

@@ -1,10 +1,10 @@
-"""The truth of losses of sequences: torch's loss in float64 on the CPU, whose gradient is made that of its argument.
+"""Truth of losses of sequences: torch's loss in float64 on the CPU, with a corrected gradient.
 
-torch returns exp(log_probs) - occ where the gradient with respect to log-probabilities is -occ, occ being the
+torch returns exp(log_probs) - occ, but the gradient with respect to log-probabilities is -occ, where occ is the
 probability that a frame emits a class given the target.
 
-Errors of the arithmetic grow with the square root of the number of frames, and depend on neither the size of the loss
-nor that of an entry of the gradient. In float64 the truth is no better than its logarithms, whose errors are those of
+Errors of the arithmetic grow with the square root of the number of frames. They do not depend on the size of the loss
+or of an entry of the gradient. In float64 the truth is no more accurate than its logarithms, whose errors are those of
 the loss.
 """
 
@@ -30,7 +30,7 @@ def truth(
     grad_output: Any,
     wide: bool,
 ) -> Truth:
-    """The truth of CPU tensors, the first of shape (T, N, C) or (T, C); ``wide`` if results are float64."""
+    """Computes the truth of CPU tensors; ``x`` is (T, N, C) or (T, C), ``wide`` is True for float64 results."""
     import torch
     from torch.nn.functional import ctc_loss
 

@@ -1,7 +1,7 @@
-"""Checks of losses of rows.
+"""Checks of losses of rows of logits or log-probabilities.
 
-The engine determines how threads take rows, not the tensor. So a layout here is a shape that the engine takes in a
-certain way (:mod:`cupylosses.engines.softmax.layout`), which depends on the dtype and on the GPU.
+The engine, not the storage of a tensor, determines how threads process rows. So a layout here is a shape for which the
+engine chooses a certain row layout (:mod:`cupylosses.engines.softmax.layout`), which depends on the dtype and the GPU.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from cupylosses.testing.truth import Truth
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-#: Arguments that are arrays if they are True: this one, and class weights under the loss's own name.
+#: An argument that is an array if it is True. So are class weights, whose name depends on the loss.
 MASK = "mask"
 
-#: Beyond this number of arguments, their values are not printed.
+#: Number of arguments beyond which their values are not printed.
 MANY = 4
 
 
-#: Shapes with their class dimension. Each layout uses the first shape that the engine takes in its way: some for little
-#: shared memory, and some that are long even for the most that a GPU has.
+#: Shapes with their class dimension. Each layout uses the first shape for which the engine chooses it. Some shapes are
+#: for little shared memory, and some are long even for the GPU with the most.
 SHAPES = (
     *((x.shape, x.class_dim) for x in LAYOUTS.values()),
     *(((2, classes), 1) for classes in (66001, 140001, 270007, 540013, 1080041)),
@@ -65,7 +65,7 @@ Laid = tuple[tuple[int, ...], int]
 
 @cache
 def layouts(loss: SoftmaxLoss, kind: str, dtypes: tuple[str, ...], chip: Chip) -> Mapping[str, Laid]:
-    """Every layout of rows of these dtypes, with the shape that produces it."""
+    """Returns every layout of rows of these dtypes, with the shape that produces it."""
     found: dict[str, Laid] = {}
     for shape, dim in SHAPES:
         found.setdefault(_layout(loss, kind, dtypes, shape, dim, chip), (shape, dim))
@@ -92,7 +92,7 @@ def _layout(loss: SoftmaxLoss, kind: str, dtypes: tuple[str, ...], shape: tuple[
 
 @cache
 def chip_of(device: str) -> Chip:
-    """The GPU facts that determine layouts on a device; on the host, those of the host's GPU."""
+    """Returns the GPU limits that determine layouts on a device; for the CPU, those of the simulated GPU."""
     if device == "cpu":
         return SMALL
     import torch
@@ -104,10 +104,10 @@ def chip_of(device: str) -> Chip:
 
 @dataclass(frozen=True)
 class SoftmaxCheck(Check):
-    """A loss of rows with a kind of target, by default its first.
+    """Check of a loss of rows with a kind of target, by default its first.
 
-    ``case`` has parameters, flags and other arguments by name; True for an argument that is an array. ``dtypes`` are
-    those of the logits and of dense targets. ``shape`` is a requested shape, with the classes in the second dimension.
+    ``case`` has parameters, flags and other arguments by name; True stands for an argument that is an array. ``dtypes``
+    are those of the logits and of dense targets. ``shape`` is a requested shape, with the classes in dimension 1.
     """
 
     Definition: ClassVar = SoftmaxLoss
@@ -133,7 +133,7 @@ class SoftmaxCheck(Check):
 
     @cached_property
     def laid(self) -> Laid:
-        """The shape of the logits, and their class dimension."""
+        """Shape and class dimension of the logits."""
         if self.shape is not None:
             return self.shape, min(1, len(self.shape) - 1)
         return self._layouts[self.layout]
@@ -154,7 +154,7 @@ class SoftmaxCheck(Check):
 
     @property
     def case_words(self) -> str:
-        # Only the names, if there are many arguments.
+        # If there are many arguments, prints their names only.
         brief = len(self.case) > MANY
         words = [k if v is True or brief else f"{k}={v}" for k, v in self.case.items()]
         if len(self.loss.targets) > 1 and self.kind != "indices":
@@ -182,7 +182,7 @@ class SoftmaxCheck(Check):
                 x = x.log_softmax(dim)
             kind = getattr(torch, self.dtypes[-position])
             if position and self.kind == "probabilities" and domain != "log_probability":
-                # A naive formula has no logarithm of 0.
+                # A naive formula cannot take the logarithm of 0.
                 x = x.softmax(dim).clamp_min(torch.finfo(kind).tiny)
             return x.to(kind)
 

@@ -1,5 +1,6 @@
-"""torch's own ways to compute a loss of rows: its function if that has every option, and otherwise the operations that
-people write around it.
+"""torch's ways to compute a loss of rows.
+
+These are torch's function if it has every option, and otherwise the operations that users write around it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def twin(loss: SoftmaxLoss, options: Mapping[str, Any], reduction: str, class_dim: int | None = None) -> Call | None:
-    """torch's way to compute a loss with these parameters, flags and further arguments; None if there is none.
+    """Returns torch's way to compute a loss with these parameters, flags and further arguments; None if there is none.
 
-    It takes the first operand, the target and, if there are any, class weights.
+    The returned function takes the first operand, the target and, if there are any, class weights.
     """
     from torch.nn import functional
 
@@ -28,7 +29,7 @@ def twin(loss: SoftmaxLoss, options: Mapping[str, Any], reduction: str, class_di
         return None
     values.pop(str(loss.weights), None)
     if class_dim is None and loss.torch is not None:
-        # The bare function if it has everything: wrappers take time, too.
+        # The bare function if it has all options, because wrappers take time.
         function = getattr(functional, loss.torch)
         default = {**loss.common, **loss.values()}
         given = {name: value for name, value in options.items() if value != default[name]}
@@ -38,7 +39,7 @@ def twin(loss: SoftmaxLoss, options: Mapping[str, Any], reduction: str, class_di
     def call(first: Tensor, second: Tensor, weight: Tensor | None = None) -> Tensor:
         dim = class_dim if class_dim is not None else min(1, first.dim() - 1)
         if first.dim() > 1 and dim % first.dim() != 1:
-            # torch's functions have the classes in dimension 1.
+            # torch's functions expect the classes in dimension 1.
             first = first.movedim(dim, 1)
             second = second.movedim(dim, 1) if second.dim() == first.dim() else second
         return expression(first, second, weight, **values)
@@ -136,7 +137,7 @@ def _reduced(rows: Tensor, reduction: str) -> Tensor:
     return rows.mean() if reduction == "mean" else rows.sum()
 
 
-#: Expressions by the names of losses.
+#: torch's expression of each loss, by name.
 EXPRESSIONS: Mapping[str, Call] = {
     "cross_entropy": _cross_entropy,
     "softmax_focal_loss": _softmax_focal_loss,

@@ -1,7 +1,7 @@
-"""Properties of the softmax engine in each of its layouts. As in :mod:`cupylosses.testing.properties`, each function
-checks one and raises AssertionError if it does not hold.
+"""Properties of the softmax engine in each of its layouts.
 
-All use kernels: on a GPU, or on the host within :func:`cupylosses.testing.host.execution`.
+As in :mod:`cupylosses.testing.properties`, each function checks one property and raises AssertionError if it fails. All
+run kernels: on a GPU, or on the host within :func:`cupylosses.testing.host.execution`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ INF, NAN = float("inf"), float("nan")
 
 
 class Layout(NamedTuple):
-    """The shape of logits, or log-probabilities, their class dimension, and a loss of them. ``fewer`` is a shape of
-    fewer rows that is enough within :func:`some_rows_are_many`; ``place`` is the storage of logits, as in
-    :data:`PLACES`.
+    """Shape and class dimension of logits or log-probabilities, and a loss of them.
+
+    ``fewer`` is a shape with fewer rows that has this layout within :func:`some_rows_are_many`; ``place`` is the
+    storage of the logits, one of :data:`PLACES`.
     """
 
     shape: tuple[int, ...]
@@ -39,10 +40,10 @@ class Layout(NamedTuple):
     place: str = "contiguous"
 
 
-#: Rows that are many within :func:`some_rows_are_many`: more than kernels that count labels by themselves take.
+#: Number of rows that counts as many within :func:`some_rows_are_many`: more than self-counting kernels process.
 SOME_ROWS = softmax_layout.SELF_COUNTING_ROWS + 1
 
-#: For each layout, a shape that such a GPU takes in this way, in float32.
+#: For each layout, a float32 shape for which it is chosen on the simulated GPU.
 LAYOUTS: Mapping[str, Layout] = {
     "subwarp": Layout((37, 43)),
     "block": Layout((5, 1031)),
@@ -63,35 +64,35 @@ LAYOUTS: Mapping[str, Layout] = {
     "label_only_columns": Layout((3, 43, 5, 4), loss="nll_loss"),
 }
 
-#: Layouts of logits, which have more options.
+#: Names of the layouts of logits, whose losses have more options.
 SOFTMAX_LAYOUTS = tuple(name for name, x in LAYOUTS.items() if x.loss == "cross_entropy")
 
-#: Storage of logits: contiguous, one element behind an aligned address, part of a larger tensor, or strided.
+#: Storage of logits: contiguous, one element past an aligned address, part of a larger tensor, or strided.
 PLACES = ("contiguous", "misaligned", "sliced", "apart")
 
 
 class SoftmaxCall(NamedTuple):
-    """A call of a loss by its name, with arguments by name."""
+    """Call of a loss, with the name of the loss and its arguments by name."""
 
     loss: str
     arguments: Mapping[str, Any]
 
     @property
     def call(self) -> SoftmaxCall:
-        """The call itself, as of operands that were drawn."""
+        """The call itself, so that it can stand for `Drawn`."""
         return self
 
     @property
     def operands(self) -> list[str]:
-        """The names of the operands that have a gradient."""
+        """Names of the operands that have a gradient."""
         return [x for x in NAMES[self.loss][:2] if x and self.arguments[x].is_floating_point()]
 
     def with_(self, **arguments: Any) -> SoftmaxCall:
-        """A copy with other arguments."""
+        """Returns a copy with other arguments."""
         return SoftmaxCall(self.loss, {**self.arguments, **arguments})
 
     def differentiable(self, both: bool = True) -> tuple[list[Tensor], SoftmaxCall]:
-        """The operands that require gradients (the logits alone if not ``both``), and the call of them."""
+        """Returns operands that require gradients (only the logits if not ``both``), and the call on them."""
         leaves = {x: self.arguments[x].detach().requires_grad_() for x in self.operands[: 2 if both else 1]}
         return list(leaves.values()), self.with_(**leaves)
 
@@ -100,7 +101,7 @@ class SoftmaxCall(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Logits, labels of which some are ignored, the class dimension, and the loss."""
+    """Logits, labels (some of them ignored), class dimension, and the name of the loss."""
 
     input: Tensor
     target: Tensor
@@ -109,21 +110,21 @@ class Drawn(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of a call by name."""
+        """Arguments of a call, by name."""
         return {"input": self.input, "target": self.target, "class_dim": self.class_dim}
 
     @property
     def call(self) -> SoftmaxCall:
-        """The call of these operands."""
+        """Call on these operands."""
         return SoftmaxCall(self.loss, self.arguments)
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function to call."""
+        """Function of the loss."""
         return getattr(F, self.loss)
 
 
-#: Operands with the call of them, or a call.
+#: Operands that were drawn, or a call.
 Given = Drawn | SoftmaxCall
 
 
@@ -144,8 +145,9 @@ def draw(
     seed: int = 0,
     loss: str = "cross_entropy",
 ) -> Drawn:
-    """Random logits (or log-probabilities, if the loss takes them) and labels; about one label in eight is ignored,
-    unless there is only one row.
+    """Draws random logits (or log-probabilities, if the loss takes them) and labels.
+
+    About one label in eight is ignored, unless there is only one row.
     """
     import torch
 
@@ -162,14 +164,14 @@ def draw(
 
 
 def placed(x: Tensor, place: str) -> Tensor:
-    """A copy of the numbers elsewhere in memory, among NaN."""
+    """Copies the numbers to memory that holds NaN around them, in one of :data:`PLACES`."""
     import torch
 
     if place == "contiguous":
         return x
     if place == "misaligned":
         return torch.full((x.numel() + 1,), float("nan"), dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
-    # Sliced: rows padded by an even length. Apart: no two dimensions merge.
+    # Sliced: each row is padded by 2 elements. Apart: all dimensions are padded, so that no two of them merge.
     more = [n + (2 if d == x.dim() - 1 else 0 if place == "sliced" else 1) for d, n in enumerate(x.shape)]
     around = torch.full(more, float("nan"), dtype=x.dtype, device=x.device)
     return around[tuple(slice(0, n) for n in x.shape)].copy_(x)
@@ -194,7 +196,7 @@ def noted_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
 
 @contextmanager
 def blocks(count: int, device: str) -> Iterator[None]:
-    """An execution with this many blocks, or clusters; on the host in its own order."""
+    """Within this context, kernels run with this many blocks, or clusters; on the host also in another order."""
     from cupylosses.testing import host
 
     in_order = host.execution(seed=count) if device == "cpu" else nullcontext()
@@ -206,36 +208,37 @@ def blocks(count: int, device: str) -> Iterator[None]:
 
 @contextmanager
 def some_rows_are_many() -> Iterator[None]:
-    """Within this context, new plans take as many rows as the smaller shapes have to registers, or slice them."""
+    """Within this context, new plans keep as many rows as the smaller shapes have in registers, or slice them."""
     with mock.patch.multiple(softmax_layout, MANY_ROWS=SOME_ROWS, TILE_ROWS=SOME_ROWS, SLICE_ELEMENTS=0):
         yield
 
 
 @contextmanager
 def few_rows_are_many() -> Iterator[None]:
-    """Within this context, new plans take rows to registers however few they are."""
+    """Within this context, new plans keep rows in registers however few there are."""
     with mock.patch.multiple(softmax_layout, MANY_ROWS=1, TILE_ROWS=1, INTERLEAVED_ROWS=1):
         yield
 
 
 @contextmanager
 def few_rows_have_threads() -> Iterator[None]:
-    """Within this context, new plans give rows of few classes a thread each however few they are."""
+    """Within this context, new plans assign one thread to each row of few classes, however few rows there are."""
     with mock.patch.object(softmax_layout, "LANE_ROWS", 0):
         yield
 
 
 @contextmanager
 def few_lanes_share_rows() -> Iterator[None]:
-    """Within this context, new plans have as few lanes share a row as those of many rows."""
+    """Within this context, new plans let as few lanes share a row as plans for many rows do."""
     with mock.patch.multiple(softmax_layout, FEW_LANES=0, MANY_LANES=0):
         yield
 
 
 @contextmanager
 def few_slices(count: int, ahead: int = 16) -> Iterator[None]:
-    """Within this context, new plans cut columns into so many slices, or one for each tile if these are more, and
-    threads have so many vectors on their way.
+    """Within this context, new plans cut columns into ``count`` slices, or one per tile if there are more tiles.
+
+    Threads have ``ahead`` vectors in flight.
     """
     given = {"SLICES": count, "SLICE_AHEAD": ((ahead, 1),), "SLICE_ELEMENTS": 0, "SLICE_TILES": 1}
     with mock.patch.multiple(softmax_layout, **given):
@@ -243,7 +246,7 @@ def few_slices(count: int, ahead: int = 16) -> Iterator[None]:
 
 
 def upstream(value: Tensor) -> Tensor:
-    """An upstream gradient that differs between rows."""
+    """Returns an upstream gradient that differs between rows."""
     import torch
 
     if value.dim() == 0:
@@ -252,7 +255,7 @@ def upstream(value: Tensor) -> Tensor:
 
 
 def gradients(value: Tensor, leaves: Sequence[Tensor], grad_output: Tensor | float = 1.0, **more: Any) -> list[Tensor]:
-    """The gradients of the leaves."""
+    """Returns the gradients of the leaves."""
     import torch
 
     if not isinstance(grad_output, torch.Tensor):
@@ -261,7 +264,7 @@ def gradients(value: Tensor, leaves: Sequence[Tensor], grad_output: Tensor | flo
 
 
 def gradient(value: Tensor, x: Tensor, grad_output: Tensor | float = 1.0, **more: Any) -> Tensor:
-    """The gradient of the logits."""
+    """Returns the gradient of the logits."""
     return gradients(value, [x], grad_output, **more)[0]
 
 
@@ -282,15 +285,16 @@ def agrees_with_truth(given: Given, reduction: str | None = None, both: bool = T
 
 @contextmanager
 def parts() -> Iterator[None]:
-    """Makes rows in blocks compute values in parts, however few and short they are."""
+    """Within this context, blocks compute the values of rows in parts, however few and short the rows are."""
     with mock.patch.object(softmax_layout, "STREAMED_ROWS", 0), mock.patch.object(softmax_layout, "STREAMED_WIDTH", 0):
         yield
 
 
 @contextmanager
 def pipelined(chunks: int = 10) -> Iterator[None]:
-    """Makes short rows go to registers for values alone, however few they are, in so many chunks at most: of a single
-    row they would not.
+    """Within this context, forward-only plans keep short rows in registers, however few there are.
+
+    They have at most ``chunks`` chunks.
     """
     changed = {"PIPELINED_ROWS": 0, "MANY_BLOCKS": 1, "MAX_CHUNKS": chunks}
     with mock.patch.multiple(softmax_layout, **changed):
@@ -298,7 +302,7 @@ def pipelined(chunks: int = 10) -> Iterator[None]:
 
 
 def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
-    """Without gradients, the value still matches float64 and keeps its bits."""
+    """Without gradients, the value matches float64 and has the same bits as with gradients."""
     import torch
 
     with torch.no_grad():
@@ -316,7 +320,7 @@ DIRECTIONS = ("alike", "one", "of a class", "of a row", "transposed")
 
 
 def directions(given: Given, how: str, operand: str | None = None, generator: Generator | None = None) -> Tensor:
-    """A direction for an operand, by default the logits."""
+    """Returns a direction for an operand, by default the logits."""
     import torch
 
     call = given.call
@@ -336,8 +340,9 @@ def directions(given: Given, how: str, operand: str | None = None, generator: Ge
 def second(
     given: Given, along: Tensor | Mapping[str, Tensor], grad_output: Tensor, **chosen: Any
 ) -> tuple[Tensor, ...]:
-    """The derivatives of the gradients, times directions of the logits or of operands by name, with respect to
-    grad_output and the operands.
+    """Returns the derivatives of the gradients times directions, with respect to grad_output and the operands.
+
+    ``along`` is a direction of the logits, or directions of operands by name.
     """
     import torch
 
@@ -352,7 +357,7 @@ def second(
 def second_agrees_with_truth(
     given: Given, how: str = "alike", reduction: str | None = None, moving: Sequence[bool] = (True, True), **chosen: Any
 ) -> None:
-    """Second derivatives along directions of the operands that are ``moving`` match float64."""
+    """Second derivatives along directions of the ``moving`` operands match float64."""
     import torch
 
     if reduction:
@@ -371,7 +376,7 @@ def second_agrees_with_truth(
 
 
 def second_of_equal_logits(given: Drawn, **chosen: Any) -> None:
-    """Second derivatives match float64 if several logits are the largest, the label's or others."""
+    """Second derivatives match float64 if several logits share the maximum, the label's among them or not."""
     import torch
 
     x = given.input.clamp(-4.0, 1.0).round()
@@ -381,8 +386,9 @@ def second_of_equal_logits(given: Drawn, **chosen: Any) -> None:
 
 
 def writes_one_gradient_in_one_pass_or_two(given: Given, **chosen: Any) -> None:
-    """Gradients have the bits of those that backward computes alone, whatever forward expects; so have those of a
-    second backward, in their own memory.
+    """Gradients have the bits of a two-pass gradient, whatever forward expects.
+
+    The gradients of a second backward have the same bits, in memory of their own.
     """
     leaves, call = given.call.with_(**chosen).differentiable()
 
@@ -421,7 +427,7 @@ def is_the_same_with_and_without_gradient(given: Drawn, **chosen: Any) -> None:
 
 
 def results(given: Drawn, **chosen: Any) -> list[Tensor]:
-    """The values and gradients of all entry points."""
+    """Returns the values and gradients of all entry points."""
     x = given.input.detach().requires_grad_()
     found = []
     for reduction, grad_outputs in (("mean", (1.0, 1.0, -3.0)), ("none", (2.0,))):
@@ -432,7 +438,7 @@ def results(given: Drawn, **chosen: Any) -> list[Tensor]:
 
 
 def keeps_its_bits(given: Drawn, executions: Mapping[str, Callable[[], Any]], **chosen: Any) -> None:
-    """Results have the same bits in every execution (a context): another grid, another order of threads."""
+    """Results have the same bits within every context of ``executions``: another grid, another order of threads."""
     expected = results(given, **chosen)
     for name, execution in executions.items():
         with execution():
@@ -440,7 +446,7 @@ def keeps_its_bits(given: Drawn, executions: Mapping[str, Callable[[], Any]], **
         require(all(same), f"{name}: other bits")
 
 
-#: Values that rows which do not count may hold.
+#: Values that rows hold that do not count.
 BAD_ROWS = (NAN, INF, -INF)
 
 
@@ -476,7 +482,7 @@ def leaves_rows_out(
                 require(none, f"they have a gradient for {grad_output}")
 
 
-#: Labels that are no class, by name, as functions of the number of classes.
+#: Out-of-range labels by name, as functions of the number of classes.
 BAD_LABELS: Mapping[str, Callable[[int], int]] = {
     "classes": lambda classes: classes,
     "negative": lambda _: -1,
@@ -486,7 +492,7 @@ BAD_LABELS: Mapping[str, Callable[[int], int]] = {
 
 
 def survives_labels_out_of_range(given: Drawn, bad_labels: Sequence[str] = tuple(BAD_LABELS), **chosen: Any) -> None:
-    """A label that is no class makes its row's value NaN and its gradient 0, and leaves all other rows alone."""
+    """An out-of-range label makes the value of its row NaN and the gradient 0, and does not affect other rows."""
     dim, classes = given.class_dim, given.input.shape[given.class_dim]
     x = given.input.detach().requires_grad_()
     arguments = {**given.arguments, "input": x, "reduction": "none", "check_targets": "off", **chosen}
@@ -511,7 +517,7 @@ def survives_labels_out_of_range(given: Drawn, bad_labels: Sequence[str] = tuple
 
 
 class Edge(NamedTuple):
-    """A row of logits, its label, and the expected results in float64."""
+    """Row of logits, its label, and the expected results in float64."""
 
     logits: tuple[float, ...]
     label: int
@@ -538,7 +544,7 @@ EDGES: Mapping[str, Edge] = {
 
 
 def keeps_edges(shape: Sequence[int], class_dim: int, device: str = "cpu") -> None:
-    """The edges of the domain give the expected results, in rows padded with impossible classes."""
+    """The edges of the domain have the expected results, in rows padded with impossible classes."""
     import torch
 
     rows = (*shape[:class_dim], *shape[class_dim + 1 :])
@@ -547,7 +553,7 @@ def keeps_edges(shape: Sequence[int], class_dim: int, device: str = "cpu") -> No
     chosen = list(EDGES.items())
     taken = [chosen[i % len(chosen)] for i in range(len(flat))]
     for i, (_, edge) in enumerate(taken):
-        # At the row's beginning, and at its end.
+        # Alternates between the start and the end of a row.
         place = slice(0, 4) if i // len(chosen) % 2 == 0 else slice(shape[class_dim] - 4, shape[class_dim])
         flat[i, place] = torch.tensor(edge.logits)
         y.view(-1)[i] = edge.label + (place.start or 0)

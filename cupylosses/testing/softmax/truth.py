@@ -1,11 +1,11 @@
-"""The truth of losses of rows: an independent, naive implementation of their formulas on the functions' arguments.
+"""Truth of losses of rows: an independent, naive implementation of their formulas on the arguments of the functions.
 
-:func:`truth` selects the rows that count, computes in float64, and lets torch differentiate; it calls nothing of the
-library. In the tails, where float64 loses digits, :func:`exact_row` computes the value and the gradient of one row with
-mpmath, by difference quotients of many digits.
+:func:`truth` selects the rows that count, computes in float64, and lets torch differentiate; it calls no code of the
+library. In the tails, where float64 loses digits, :func:`exact_row` computes value and gradient of one row with mpmath,
+by difference quotients of many digits.
 
-Each number has a size (:class:`cupylosses.testing.tolerance.Expected`): the size of the terms that it sums, times how
-far a rounding of the logits moves them.
+Each number has a size (:class:`cupylosses.testing.tolerance.Expected`): the size of the terms that it sums, times the
+distance by which a rounding error of the logits moves them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cupylosses.testing.tolerance import Expected
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The names of the operands, and of the class weights.
+#: Names of the operands and of the class weights, by loss.
 NAMES = {
     "cross_entropy": ("input", "target", "weight"),
     "softmax_focal_loss": ("input", "target", "alpha"),
@@ -47,8 +47,9 @@ _COMMON = {
 
 @dataclass(frozen=True)
 class SoftmaxTruth:
-    """The value, the gradients by operand, lse per row (0 for rows that do not count) and accuracy; with directions,
-    also the directional derivatives of value and gradients.
+    """Value, gradients by operand, lse per row (0 for rows that do not count) and accuracy.
+
+    With directions, ``along`` and ``changed`` are the directional derivatives of the value and of the gradients.
     """
 
     value: Expected
@@ -66,8 +67,9 @@ def truth(
     device: str = "cpu",
     directions: Mapping[str, Tensor] | None = None,
 ) -> SoftmaxTruth:
-    """The truth of a call by name, computed on a device, along directions for operands by their names. Every label must
-    be a class or ignored.
+    """Computes the truth of a call of the loss ``name`` on a device.
+
+    ``directions`` are directions for operands by name. Precondition: each label is a class or ignored.
     """
     import torch
 
@@ -147,7 +149,7 @@ def truth(
             full, total = torch.zeros_like(logits), torch.zeros_like(logits)
             if h is not None:
                 full[used] = h
-                # With two operands, the error is measured per row.
+                # With two operands, the error is measured against the largest derivative of the row.
                 total[used] = 64 * (h.abs() + h.abs().amax(-1, keepdim=True))
                 if hard:
                     total[used] = per_row.abs()[:, None] * _bent(z.detach(), moved[n], size_of_z, x.dtype, scale, given)
@@ -164,11 +166,11 @@ def truth(
 
 
 def _bent(z: Tensor, v: Tensor, size: Tensor, kind: Any, scale: float, given: Mapping[str, Any]) -> Tensor:
-    """The size of the derivative along v of a gradient of that size, for class indices."""
+    """Returns the size of the derivative along v of a gradient of the given size, for class indices."""
     import torch
 
     p = torch.softmax(z * scale, -1)
-    # A shift of all logits moves only a cap and lse; but the truth is no better than float64.
+    # A shift of all logits changes only a softcap and lse; but the truth is no more accurate than float64.
     apart = (v - v.gather(-1, z.argmax(-1, keepdim=True))).abs()
     if given["softcap"] is not None or given["z_loss"]:
         apart = v.abs()
@@ -181,7 +183,7 @@ def _bent(z: Tensor, v: Tensor, size: Tensor, kind: Any, scale: float, given: Ma
 def _rows(
     name: str, x: Tensor, t: Tensor, w: Tensor, options: Mapping[str, Any], scale: float, softcap: float | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Cost, its size, the sizes of both gradients, and lse, for each row."""
+    """Returns cost, its size, the sizes of both gradients, and lse, for each row."""
     import torch
 
     def logits(a: Tensor) -> Tensor:
@@ -195,7 +197,7 @@ def _rows(
         return cost, cost.detach().abs(), hot, hot, lse
     log_p = z - lse[:, None]
     with torch.no_grad():
-        # The logarithm of a sure class, as a difference of two large numbers, would have no digits.
+        # As a difference of two large numbers, the log-probability of a sure class would have no correct digits.
         top = torch.nn.functional.one_hot(z.argmax(-1), z.shape[-1]).bool()
         rest = torch.where(top, 0.0, torch.exp(z - z.amax(-1, keepdim=True))).sum(-1, keepdim=True)
         digits = torch.where(top & rest.isfinite(), -torch.log1p(rest) - log_p, 0.0)
@@ -230,7 +232,7 @@ def _rows(
 
 
 def _moves(name: str, log_p: Tensor, target: Tensor, w: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Terms of a derivative that cancel in it."""
+    """Returns the size of the terms that cancel in a derivative."""
     import torch
 
     if name == "kl_div_with_logits":
@@ -244,7 +246,7 @@ def _terms(
     name: str, log_p: Tensor, t: Tensor, w: Tensor,
     label_smoothing: float, z_loss: float, gamma: float, poly: float, log_target: bool, beta: float,
 ) -> Tensor:  # fmt: skip
-    """The contribution of each class to the cost of its row, without the penalty."""
+    """Returns the contribution of each class to the cost of its row, without the penalty."""
     import torch
 
     classes = log_p.shape[-1]
@@ -270,7 +272,7 @@ def _terms(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One row, in many digits
+# One row with many digits
 
 
 def exact_row(
@@ -282,7 +284,7 @@ def exact_row(
     scale: float = 1.0,
     **options: Any,
 ) -> tuple[float, list[float]]:
-    """The cost of a row of finite logits and its gradient with respect to them, rounded to float64."""
+    """Returns the cost of a row of finite logits and its gradient with respect to them, rounded to float64."""
     cost, gradient, _ = exact_gradients(name, x, target, weight, softcap, scale, **options)
     return float(cost), [float(g) for g in gradient]
 
@@ -297,10 +299,10 @@ def exact_gradients(
     digits: int = 220,
     **options: Any,
 ) -> tuple[Any, list[Any], list[Any]]:
-    """The cost of a row of finite logits, and its gradients with respect to them and to dense targets (none for a class
-    index), as mpmath numbers.
+    """Returns the cost of a row of finite logits, and its gradients, as mpmath numbers.
 
-    Gradients are difference quotients, with an error of ``10 ** (70 - digits)`` of the cost.
+    The gradients are those with respect to the logits and to dense targets (empty for a class index). They are
+    difference quotients, with an error of ``10 ** (70 - digits)`` of the cost.
     """
     from mpmath import mp
 
@@ -332,7 +334,7 @@ def exact_second(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[float, list[float]]:
-    """The directional derivatives of the cost of such a row and of its gradient."""
+    """Returns the directional derivatives of the cost of a row of finite logits and of its gradient."""
     from mpmath import mp
 
     with mp.workdps(220):
@@ -356,7 +358,7 @@ def _exactly(
     scale: float,
     options: Mapping[str, Any],
 ) -> Callable[[Sequence[Any], int | Sequence[Any]], Any]:
-    """The cost as a function of logits and a target of many digits."""
+    """Returns the cost as a function of logits and a target with many digits."""
     from mpmath import mp
 
     w = [mp.mpf(1)] * classes if weight is None else [mp.mpf(a) for a in weight]
