@@ -34,7 +34,7 @@ def iou_loss(
     normalizer: _Exchangeable | float | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Loss of the intersection over union of two boxes.
+    """IoU loss: a function of the intersection over union of two boxes.
 
         1 - IoU (linear), 1 - IoU^2 (square) or -log IoU (log), with IoU = max(I / max(U, eps), eps), the area I of the
         intersection and the area U of the union
@@ -108,7 +108,7 @@ def generalized_box_iou_loss(
     normalizer: _Exchangeable | float | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Generalized IoU loss: 1 - IoU, and the share of the enclosing box that neither box covers.
+    """Generalized IoU loss: 1 - IoU plus the share of the enclosing box that neither box covers.
 
         1 - IoU + (C - U) / (C + eps), where IoU is the area I of the intersection over the area U of the union plus
         eps, C the area of the smallest box that encloses both
@@ -182,7 +182,7 @@ def distance_box_iou_loss(
     normalizer: _Exchangeable | float | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Distance IoU loss: 1 - IoU, and the distance of the centres.
+    """Distance IoU loss: 1 - IoU plus a penalty for the distance of the centres.
 
         1 - IoU + r^2 / (c^2 + eps), where IoU is the area of the intersection over the area of the union plus eps, r
         the distance of the centres, c the diagonal of the smallest box that encloses both
@@ -256,15 +256,15 @@ def complete_box_iou_loss(
     normalizer: _Exchangeable | float | None = None,
     out_dtype: Any = None,
 ) -> _Array:
-    """Complete IoU loss: the distance IoU loss, and a penalty for different aspect ratios.
+    """Complete IoU loss: the distance IoU loss plus a penalty for different aspect ratios.
 
         1 - IoU + r^2 / (c^2 + eps) + a v, with v = (4 / pi^2) (atan(w2 / h2) - atan(w1 / h1))^2 of widths and heights,
         a = v / (1 - IoU + v + eps), where IoU is the area of the intersection over the area of the union plus eps, r
         the distance of the centres, c the diagonal of the smallest box that encloses both
 
     Values and gradients are those of torchvision's function. Edges are not checked: a box whose right edge lies left of
-    its left edge has the value that the formula gives. But for `eps`, which torchvision uses in a only, and for boxes
-    of height 0, whose gradient is NaN there.
+    its left edge has the value that the formula gives. There are two exceptions: torchvision uses `eps` only in a, and
+    its gradient is NaN for boxes of height 0.
 
     Args:
         boxes1: The predicted boxes. Shape (N, 4), (4,), or any shape (..., 4) whose leading dimensions broadcast with
@@ -627,7 +627,7 @@ def pearson_loss(
 
         1 - sum (x - mean x) (y - mean y) / sqrt(sum (x - mean x)^2 sum (y - mean y)^2), with x = input, y = target
 
-    Shift and scale of either row do not matter. Sums are taken of differences from the first elements of the rows, in
+    The loss is invariant to shift and scale of either row. Differences from the first element of each row are summed in
     float64, so that a large mean costs no digits.
 
     Args:
@@ -697,15 +697,15 @@ def ccc_loss(
 
         1 - 2 s_xy / (s_xx + s_yy + (mean x - mean y)^2), with the covariances s, x = input, y = target
 
-    Unlike Pearson's correlation, it is 1 only if the rows are equal: shift and scale cost. Sums are taken of
-    differences, in float64, so that neither a large mean nor nearly equal rows cost digits.
+    Unlike Pearson's correlation, the coefficient is 1 only if the rows are equal: shift and scale cost. Differences are
+    summed in float64, so that neither a large mean nor nearly equal rows cost digits.
 
     Args:
         input: The predictions. Shape (N, D), (D,), or any shape that broadcasts with the others, with the features in
             `feature_dim`; floating. Domain: any number.
         target: The values to agree with. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
             features in `feature_dim`; floating. Domain: any number.
-        unbiased: If True, covariances are divided by D - 1 in place of D, the number of features. Default False.
+        unbiased: If True, covariances are divided by D - 1 instead of D, the number of features. Default False.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each row: a number, or an array that broadcasts to the shape of the rows; differentiable. A
             row of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
@@ -1285,24 +1285,24 @@ def triplet_margin_loss(
     feature_dim: int = -1,
     out_dtype: Any = None,
 ) -> _Array:
-    """Triplet margin loss: an anchor is to lie nearer to a positive than to a negative, by a margin.
+    """Triplet margin loss: an anchor should be nearer to a positive than to a negative, by a margin.
 
         max(0, margin + d(anchor, positive) - d(anchor, negative)), with swap the smaller one of d(anchor, negative) and
         d(positive, negative); d(x, y) = (sum |x - y + eps|^p)^(1/p)
 
-    Distances are computed in float64, and of no degree does a power overflow. The second derivative of a distance of 0
-    is 0, where torch's is NaN.
+    Distances are computed in float64, and powers do not overflow for any degree. The second derivative of a distance of
+    0 is 0, where torch's is NaN.
 
     Drop-in replacement for ``torch.nn.functional.triplet_margin_loss``.
 
     Args:
         anchor: The vectors to compare. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
             features in `feature_dim`; floating. Domain: any number.
-        positive: Vectors that each anchor is to be near to. Shape (N, D), (D,), or any shape that broadcasts with the
+        positive: Vectors that each anchor should be near to. Shape (N, D), (D,), or any shape that broadcasts with the
             others, with the features in `feature_dim`; floating. Domain: any number.
-        negative: Vectors that each anchor is to be far from. Shape (N, D), (D,), or any shape that broadcasts with the
+        negative: Vectors that each anchor should be far from. Shape (N, D), (D,), or any shape that broadcasts with the
             others, with the features in `feature_dim`; floating. Domain: any number.
-        margin: Distance by which the negative is to be farther off. Must be a number > 0. Default 1.0.
+        margin: Distance by which the negative should be farther away. Must be a number > 0. Default 1.0.
         p: Degree of the distance, > 0: 1 sums absolute differences, 2 is Euclidean, infinity takes the largest
             difference. Must be a number > 0. Default 2.0.
         eps: Added to each difference, as torch does: equal vectors have the distance eps D^(1/p). With 0 it is a
@@ -1372,24 +1372,24 @@ def triplet_margin_with_distance_loss(
     feature_dim: int = -1,
     out_dtype: Any = None,
 ) -> _Array:
-    """Triplet margin loss of any distance: an anchor is to lie nearer to a positive than to a negative.
+    """Triplet margin loss of any distance: an anchor should be nearer to a positive than to a negative.
 
         max(0, margin + d(anchor, positive) - d(anchor, negative)), with swap the smaller one of d(anchor, negative) and
         d(positive, negative)
 
-    With a `distance_function` of your own its gradients are those of your function, and `value_and_grad` has the
-    distances, not the vectors, for operands.
+    With a `distance_function` of your own, gradients are those of your function, and the operands of `value_and_grad`
+    are the distances, not the vectors.
 
     Drop-in replacement for ``torch.nn.functional.triplet_margin_with_distance_loss``.
 
     Args:
         anchor: The vectors to compare. Shape (N, D), (D,), or any shape that broadcasts with the others, with the
             features in `feature_dim`; floating. Domain: any number.
-        positive: Vectors that each anchor is to be near to. Shape (N, D), (D,), or any shape that broadcasts with the
+        positive: Vectors that each anchor should be near to. Shape (N, D), (D,), or any shape that broadcasts with the
             others, with the features in `feature_dim`; floating. Domain: any number.
-        negative: Vectors that each anchor is to be far from. Shape (N, D), (D,), or any shape that broadcasts with the
+        negative: Vectors that each anchor should be far from. Shape (N, D), (D,), or any shape that broadcasts with the
             others, with the features in `feature_dim`; floating. Domain: any number.
-        margin: Distance by which the negative is to be farther off. Must be a number > 0. Default 1.0.
+        margin: Distance by which the negative should be farther away. Must be a number > 0. Default 1.0.
         swap: If True, the distance from the positive to the negative counts where it is the smaller. Default False.
         distance_function: Function of two arrays that returns the distance of each pair. Default None, the Euclidean
             distance of torch's `PairwiseDistance`. That, `pairwise_distance` of torch or of this library, a
@@ -2535,11 +2535,11 @@ def linear_cross_entropy(
     sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
     classes; and the logits input @ linear_weight.T + linear_bias in place of `input`.
 
-    The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again unless it
+    The logits exist in chunks of rows, and their gradient is written over them; backward recomputes nothing unless it
     is called twice or without a reduction. `max_memory` bounds the chunks. Logits of up to 4 MiB and half of
-    `max_memory` are kept for backward instead. Large layers of 16 bits whose features or classes are no multiple of
-    eight take a copy of the weight besides, whose sizes are, and with such features one of its gradient: products take
-    a half to a quarter of the time.
+    `max_memory` are kept for backward instead. For large layers of 16 bits whose number of features or classes is not a
+    multiple of eight, the weight is copied to sizes that are (and, for such features, its gradient too): products then
+    take a half to a quarter of the time.
 
     Drop-in replacement for ``torch.nn.functional.linear_cross_entropy``.
 
@@ -3481,8 +3481,8 @@ def tversky_loss(
     with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
     (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
 
-    alpha = beta = 1/2 is `dice_loss`, alpha = beta = 1 `jaccard_loss`. Keras up to 3.15 has alpha and beta the other
-    way round than its documentation and than here. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
+    alpha = beta = 1/2 is `dice_loss`, alpha = beta = 1 `jaccard_loss`. Keras up to 3.15 swaps alpha and beta relative
+    to its documentation and to this function. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
     (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used,
     whatever they hold.
 
@@ -3621,7 +3621,7 @@ def focal_tversky_loss(
     out_dtype: Any = None,
     check_targets: _Check = "lazy",
 ) -> _Array:
-    """Focal Tversky loss: a power of the Tversky loss, by which regions that overlap well count more.
+    """Focal Tversky loss: a power of the Tversky loss that gives more weight to regions that overlap well.
 
         (1 - S)^gamma with 1 - S = 1 - (I + smooth_nr) / max(I + alpha FP + beta FN + smooth_dr, floor), averaged over
         the regions of samples and classes
@@ -3921,9 +3921,9 @@ def dice_ce_loss(
 
     For labels the cross entropy is divided by the sum of the weights of the labels, as `cross_entropy` is; for a target
     per class by the number of voxels, and under a sigmoid by that of voxels and classes. `class_weight` weighs the Dice
-    loss: MONAI's `weight` is to be passed as both. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
-    (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used,
-    whatever they hold.
+    loss: pass MONAI's `weight` as both. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp),
+    nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used, whatever
+    they hold.
 
     Args:
         input: The predicted logits, or probabilities with activation='none'. Shape (N, C, ...), any number of
@@ -5201,7 +5201,7 @@ def multi_margin_loss(
     out_dtype: Any = None,
     check_targets: _Check = "lazy",
 ) -> _Array:
-    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin.
+    """Multi-class hinge loss: the score of the label should exceed every other score by a margin.
 
         (w_y / C) sum_{i != y} max(0, margin + input_i - input_y)^p
 
@@ -5216,7 +5216,7 @@ def multi_margin_loss(
             floating. Domain: any number.
         target: Class indices of any integer dtype, in the shape of `input` without its class dimension.
         p: Power of each hinge. One of 1, 2. Default 1.
-        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        margin: Amount by which a label should exceed each other class. Must be a number, not NaN. Default 1.0.
         weight: Weight w_c of each class, floating, of shape (C,), without a gradient. It multiplies the loss of the
             row, which with a weight of 0 is 0 whatever the row holds. Default None, no weights.
         reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
@@ -5242,9 +5242,9 @@ def multi_margin_loss(
         autocast) unless `out_dtype` is given.
 
     Gradient:
-        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
-        torch. A row of scores that are infinite alike is NaN, as their difference is. A row of one class has no pairs,
-        and costs nothing. Where the loss of a row is NaN, so is the gradient of the whole row.
+        `input` is differentiable. A pair of scores that are exactly the margin apart is inactive, with gradient 0, as
+        in torch. A row with equal infinite scores is NaN, as their difference is. A row of one class has no pairs and
+        has loss 0. Where the loss of a row is NaN, so is the gradient of the whole row.
 
     Raises:
         TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
@@ -5284,25 +5284,24 @@ def multilabel_margin_loss(
     out_dtype: Any = None,
     check_targets: _Check = "lazy",
 ) -> _Array:
-    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin.
+    """Multi-label hinge loss: the scores of all labels should exceed the scores of all other classes by a margin.
 
         (1 / C) sum_{j in T} sum_{i not in T} max(0, margin + input_i - input_j)
 
     with T the labels of the row, and C the number of classes.
 
-    Torch's margin is 1. Rows of many labels are sorted on the chip, so that a row takes time in proportion to C log
-    |T|.
+    Torch's margin is 1. Rows with many labels are sorted on chip, so that a row takes time proportional to C log |T|.
 
     Drop-in replacement for ``torch.nn.functional.multilabel_margin_loss``.
 
     Args:
         input: The predicted scores of the classes. Shape (N, C), (C,), or any shape with the classes in `class_dim`;
             floating. Domain: any number.
-        target: Lists of labels: class indices of any integer dtype, in the shape of `input` but for the number of
-            labels, which lie in the class dimension. A list ends before the first -1, and nothing behind that is looked
-            at. A label that is listed twice counts twice.
+        target: Lists of labels: class indices of any integer dtype, in the shape of `input` except that the class
+            dimension holds the labels of a row. A list ends before the first -1, and entries after that are ignored. A
+            label that is listed twice counts twice.
         reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        margin: What a label is to exceed each other class by. Must be a number, not NaN. Default 1.0.
+        margin: Amount by which a label should exceed each other class. Must be a number, not NaN. Default 1.0.
         class_dim: Dimension of the classes, from either end. Default None: 1, or 0 for a single row.
         mask: Bool array that broadcasts to the shape of the rows, True where a row counts. The scores of the others are
             not read, their gradients are 0, and a mean does not count them. Default None, no mask.
@@ -5323,10 +5322,10 @@ def multilabel_margin_loss(
         is given.
 
     Gradient:
-        `input` is differentiable. A pair of scores that are just the margin apart is inactive, with gradient 0, as in
-        torch. A row of scores that are infinite alike is NaN, as their difference is. A row without labels, and one in
-        which every class is a label, has no pairs, and costs nothing. Where the loss of a row is NaN, so is the
-        gradient of the whole row.
+        `input` is differentiable. A pair of scores that are exactly the margin apart is inactive, with gradient 0, as
+        in torch. A row with equal infinite scores is NaN, as their difference is. A row without labels, and one in
+        which every class is a label, has no pairs and has loss 0. Where the loss of a row is NaN, so is the gradient of
+        the whole row.
 
     Raises:
         TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
@@ -5385,9 +5384,9 @@ def ctc_loss(
             shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
             `blank`.
         input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
-            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where
-            all are T.
-        target_lengths: Number of labels of each sample, likewise, at most S. None where all are S.
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Later frames are not read. None if all are
+            T.
+        target_lengths: Number of labels of each sample, at most S, in the same form. None if all are S.
         blank: Class of the blank, 0 to C - 1. Default 0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
         zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
@@ -5418,11 +5417,11 @@ def ctc_loss(
 
     Gradient:
         The first operand is differentiable. The gradient is that with respect to `log_probs`, minus the probability
-        that the frame emits the class given the target, where torch's is that of the logits of a log-softmax; behind
+        that the frame emits the class given the target, where torch's is that of the logits of a log-softmax; after
         ``log_softmax`` both lead to the same. A class of log-probability -inf has gradient 0. A target that has no
         alignment, because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
         `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
-        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite,
+        count. Frames after `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite,
         and alignments below -3.7e8 as impossible.
 
     Raises:
@@ -5483,9 +5482,9 @@ def ctc_loss_with_logits(
             shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
             `blank`.
         input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
-            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where
-            all are T.
-        target_lengths: Number of labels of each sample, likewise, at most S. None where all are S.
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Later frames are not read. None if all are
+            T.
+        target_lengths: Number of labels of each sample, at most S, in the same form. None if all are S.
         blank: Class of the blank, 0 to C - 1. Default 0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
         zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
@@ -5517,7 +5516,7 @@ def ctc_loss_with_logits(
         the class given the target. A class of log-probability -inf has gradient 0. A target that has no alignment,
         because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
         `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
-        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite,
+        count. Frames after `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite,
         and alignments below -3.7e8 as impossible.
 
     Raises:
@@ -5613,7 +5612,7 @@ def cosine_distance(
         1 - <x1, x2> / (max(|x1|, eps) max(|x2|, eps))
 
     It is never below 0, and keeps its digits where vectors are similar: cosine and difference are computed in float64.
-    `triplet_margin_with_distance_loss` knows it, and computes both distances and the loss in one pass.
+    `triplet_margin_with_distance_loss` recognises it, and computes both distances and the loss in one pass.
 
     Args:
         x1: The first vectors. Any shape that broadcasts with the other, with the features in `dim`; floating.
@@ -5727,13 +5726,13 @@ def token_log_probs(
     with z = logit_scale logits / temperature, or softcap tanh(logit_scale logits / softcap) / temperature with a
     softcap; p = softmax(z); y an index; H the entropy.
 
-    The logits are read once in forward and once in backward, in their own dtype; nothing of their size is allocated but
+    The logits are read once in forward and once in backward, in their own dtype; the only allocation of their size is
     their gradient.
 
     Args:
         logits: The logits, floating, of shape (..., C).
         index: Labels of any integer dtype, one per row, in the shape of the first operand without its last dimension;
-            or several per row, of shape (..., K), as the K labels that a teacher keeps.
+            or several per row, of shape (..., K), such as the K labels that a teacher keeps.
         temperature: Divisor of the logits, after scale and softcap. A finite number > 0. Default 1.0.
         softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
             no bound.
@@ -5755,8 +5754,8 @@ def token_log_probs(
 
     Gradient:
         Log-probabilities and entropy are both differentiable, with respect to every floating operand. A label of
-        log-probability -inf has a finite gradient. What does not count has gradient 0. Where a value is NaN because of
-        the logits, so is its gradient.
+        log-probability -inf has a finite gradient. Entries that do not count have gradient 0. Where a value is NaN
+        because of the logits, so is its gradient.
 
     Raises:
         TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
@@ -5835,14 +5834,15 @@ def linear_token_log_probs(
     with the logits input @ linear_weight.T + linear_bias; z = logit_scale logits / temperature, or softcap
     tanh(logit_scale logits / softcap) / temperature with a softcap; p = softmax(z); y an index; H the entropy.
 
-    The logits exist in chunks of rows, which `max_memory` bounds. Forward keeps four numbers per row; backward computes
-    the logits of each chunk again and writes their gradient over them, so that both take four products of matrices.
+    The logits exist in chunks of rows, which `max_memory` bounds. Forward keeps four numbers per row; backward
+    recomputes the logits of each chunk and writes their gradient over them, so that forward and backward together take
+    four matrix products.
 
     Args:
         input: The features, floating, of shape (..., D).
         linear_weight: The weight of the layer, of shape (C, D), in the dtype of `input`.
         index: Labels of any integer dtype, one per row, in the shape of the first operand without its last dimension;
-            or several per row, of shape (..., K), as the K labels that a teacher keeps.
+            or several per row, of shape (..., K), such as the K labels that a teacher keeps.
         linear_bias: Bias of the layer, of shape (C,), in the dtype of `input`. Default None, no bias.
         temperature: Divisor of the logits, after scale and softcap. A finite number > 0. Default 1.0.
         softcap: Bound of the scaled logits: softcap tanh(logits / softcap) replaces them. A number > 0. Default None,
@@ -5878,8 +5878,8 @@ def linear_token_log_probs(
 
     Gradient:
         Log-probabilities and entropy are both differentiable, with respect to every floating operand. A label of
-        log-probability -inf has a finite gradient. What does not count has gradient 0. Where a value is NaN because of
-        the logits, so is its gradient.
+        log-probability -inf has a finite gradient. Entries that do not count have gradient 0. Where a value is NaN
+        because of the logits, so is its gradient.
 
     Raises:
         TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,
@@ -6061,8 +6061,8 @@ def ctc_posteriors(
         which NaN or +inf counts, NaN.
 
     Gradient:
-        `log_probs` is differentiable. A class of log-probability -inf has gradient 0. Derivatives are the formula's,
-        which takes a step per frame.
+        `log_probs` is differentiable. A class of log-probability -inf has gradient 0. Derivatives are those of the
+        reference formula, which takes a step per frame.
 
     Raises:
         TypeError: An operand is not an array, or has a dtype that the loss does not take (floating ones are float16,

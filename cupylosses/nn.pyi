@@ -17,7 +17,7 @@ __all__: list[str]
 def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]: ...
 
 class IouLoss(torch.nn.Module):
-    """Loss of the intersection over union of two boxes.
+    """IoU loss: a function of the intersection over union of two boxes.
 
         1 - IoU (linear), 1 - IoU^2 (square) or -log IoU (log), with IoU = max(I / max(U, eps), eps), the area I of the
         intersection and the area U of the union
@@ -108,7 +108,7 @@ class IouLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class GeneralizedBoxIouLoss(torch.nn.Module):
-    """Generalized IoU loss: 1 - IoU, and the share of the enclosing box that neither box covers.
+    """Generalized IoU loss: 1 - IoU plus the share of the enclosing box that neither box covers.
 
         1 - IoU + (C - U) / (C + eps), where IoU is the area I of the intersection over the area U of the union plus
         eps, C the area of the smallest box that encloses both
@@ -198,7 +198,7 @@ class GeneralizedBoxIouLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class DistanceBoxIouLoss(torch.nn.Module):
-    """Distance IoU loss: 1 - IoU, and the distance of the centres.
+    """Distance IoU loss: 1 - IoU plus a penalty for the distance of the centres.
 
         1 - IoU + r^2 / (c^2 + eps), where IoU is the area of the intersection over the area of the union plus eps, r
         the distance of the centres, c the diagonal of the smallest box that encloses both
@@ -288,15 +288,15 @@ class DistanceBoxIouLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class CompleteBoxIouLoss(torch.nn.Module):
-    """Complete IoU loss: the distance IoU loss, and a penalty for different aspect ratios.
+    """Complete IoU loss: the distance IoU loss plus a penalty for different aspect ratios.
 
         1 - IoU + r^2 / (c^2 + eps) + a v, with v = (4 / pi^2) (atan(w2 / h2) - atan(w1 / h1))^2 of widths and heights,
         a = v / (1 - IoU + v + eps), where IoU is the area of the intersection over the area of the union plus eps, r
         the distance of the centres, c the diagonal of the smallest box that encloses both
 
     Values and gradients are those of torchvision's function. Edges are not checked: a box whose right edge lies left of
-    its left edge has the value that the formula gives. But for `eps`, which torchvision uses in a only, and for boxes
-    of height 0, whose gradient is NaN there.
+    its left edge has the value that the formula gives. There are two exceptions: torchvision uses `eps` only in a, and
+    its gradient is NaN for boxes of height 0.
 
     Module of ``cupylosses.functional.complete_box_iou_loss``.
 
@@ -445,7 +445,7 @@ class PearsonLoss(torch.nn.Module):
 
         1 - sum (x - mean x) (y - mean y) / sqrt(sum (x - mean x)^2 sum (y - mean y)^2), with x = input, y = target
 
-    Shift and scale of either row do not matter. Sums are taken of differences from the first elements of the rows, in
+    The loss is invariant to shift and scale of either row. Differences from the first element of each row are summed in
     float64, so that a large mean costs no digits.
 
     Module of ``cupylosses.functional.pearson_loss``.
@@ -532,13 +532,13 @@ class CccLoss(torch.nn.Module):
 
         1 - 2 s_xy / (s_xx + s_yy + (mean x - mean y)^2), with the covariances s, x = input, y = target
 
-    Unlike Pearson's correlation, it is 1 only if the rows are equal: shift and scale cost. Sums are taken of
-    differences, in float64, so that neither a large mean nor nearly equal rows cost digits.
+    Unlike Pearson's correlation, the coefficient is 1 only if the rows are equal: shift and scale cost. Differences are
+    summed in float64, so that neither a large mean nor nearly equal rows cost digits.
 
     Module of ``cupylosses.functional.ccc_loss``.
 
     Args:
-        unbiased: If True, covariances are divided by D - 1 in place of D, the number of features. Default False.
+        unbiased: If True, covariances are divided by D - 1 instead of D, the number of features. Default False.
         reduction: One of 'none', 'mean', 'sum', 'batchmean', 'weighted_mean'; see Returns. Default 'mean'.
         weight: Factor of each row: a number, or an array that broadcasts to the shape of the rows; differentiable. A
             row of weight 0 contributes nothing to the value and the gradients of the operands, even if it is NaN.
@@ -1092,7 +1092,7 @@ class CosineLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class TripletMarginLoss(torch.nn.TripletMarginLoss):
-    """Triplet margin loss: an anchor is to lie nearer to a positive than to a negative, by a margin."""
+    """Triplet margin loss: an anchor should be nearer to a positive than to a negative, by a margin."""
 
     def forward(
         self,
@@ -1108,7 +1108,7 @@ class TripletMarginLoss(torch.nn.TripletMarginLoss):
     ) -> torch.Tensor: ...
 
 class TripletMarginWithDistanceLoss(torch.nn.TripletMarginWithDistanceLoss):
-    """Triplet margin loss of any distance: an anchor is to lie nearer to a positive than to a negative."""
+    """Triplet margin loss of any distance: an anchor should be nearer to a positive than to a negative."""
 
     def forward(
         self,
@@ -2016,11 +2016,11 @@ class LinearCrossEntropyLoss(torch.nn.Module):
     sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
     classes; and the logits input @ linear_weight.T + linear_bias in place of `input`.
 
-    The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again unless it
+    The logits exist in chunks of rows, and their gradient is written over them; backward recomputes nothing unless it
     is called twice or without a reduction. `max_memory` bounds the chunks. Logits of up to 4 MiB and half of
-    `max_memory` are kept for backward instead. Large layers of 16 bits whose features or classes are no multiple of
-    eight take a copy of the weight besides, whose sizes are, and with such features one of its gradient: products take
-    a half to a quarter of the time.
+    `max_memory` are kept for backward instead. For large layers of 16 bits whose number of features or classes is not a
+    multiple of eight, the weight is copied to sizes that are (and, for such features, its gradient too): products then
+    take a half to a quarter of the time.
 
     Module of ``cupylosses.functional.linear_cross_entropy``.
 
@@ -3009,8 +3009,8 @@ class TverskyLoss(torch.nn.Module):
     with p = softmax(input), sigmoid(input) or input; t = [target = c], or a target per class; I = sum p t, FP = sum p
     (1 - t), FN = sum (1 - p) t over the voxels of a group that count.
 
-    alpha = beta = 1/2 is `dice_loss`, alpha = beta = 1 `jaccard_loss`. Keras up to 3.15 has alpha and beta the other
-    way round than its documentation and than here. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
+    alpha = beta = 1/2 is `dice_loss`, alpha = beta = 1 `jaccard_loss`. Keras up to 3.15 swaps alpha and beta relative
+    to its documentation and to this function. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
     (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used,
     whatever they hold.
 
@@ -3175,7 +3175,7 @@ class TverskyLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class FocalTverskyLoss(torch.nn.Module):
-    """Focal Tversky loss: a power of the Tversky loss, by which regions that overlap well count more.
+    """Focal Tversky loss: a power of the Tversky loss that gives more weight to regions that overlap well.
 
         (1 - S)^gamma with 1 - S = 1 - (I + smooth_nr) / max(I + alpha FP + beta FN + smooth_dr, floor), averaged over
         the regions of samples and classes
@@ -3526,9 +3526,9 @@ class DiceCELoss(torch.nn.Module):
 
     For labels the cross entropy is divided by the sum of the weights of the labels, as `cross_entropy` is; for a target
     per class by the number of voxels, and under a sigmoid by that of voxels and classes. `class_weight` weighs the Dice
-    loss: MONAI's `weight` is to be passed as both. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6
-    (smp), nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used,
-    whatever they hold.
+    loss: pass MONAI's `weight` as both. The presets are those of MONAI 1.6, segmentation_models_pytorch 0.6 (smp),
+    nnU-Net 2.8, kornia 0.9 and Keras 3.16. Unlike these libraries, voxels that do not count are never used, whatever
+    they hold.
 
     Module of ``cupylosses.functional.dice_ce_loss``.
 
@@ -4833,7 +4833,7 @@ class GeneralRobustLoss(torch.nn.Module):
     ) -> torch.Tensor: ...
 
 class MultiMarginLoss(torch.nn.MultiMarginLoss):
-    """Multi-class hinge loss: the score of the label is to exceed every other score by a margin."""
+    """Multi-class hinge loss: the score of the label should exceed every other score by a margin."""
 
     def forward(
         self,
@@ -4849,7 +4849,7 @@ class MultiMarginLoss(torch.nn.MultiMarginLoss):
     ) -> torch.Tensor: ...
 
 class MultiLabelMarginLoss(torch.nn.MultiLabelMarginLoss):
-    """Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a margin."""
+    """Multi-label hinge loss: the scores of all labels should exceed the scores of all other classes by a margin."""
 
     def forward(
         self,
@@ -4907,9 +4907,9 @@ class CTCWithLogitsLoss(torch.nn.Module):
             shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
             `blank`.
         input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
-            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where
-            all are T.
-        target_lengths: Number of labels of each sample, likewise, at most S. None where all are S.
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Later frames are not read. None if all are
+            T.
+        target_lengths: Number of labels of each sample, at most S, in the same form. None if all are S.
         weight: Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and
             its loss and gradient are 0. Default None, no weights.
         mask: Bool array that broadcasts to (N,), True where a sample counts. The others are not read, their losses and
@@ -4936,7 +4936,7 @@ class CTCWithLogitsLoss(torch.nn.Module):
         the class given the target. A class of log-probability -inf has gradient 0. A target that has no alignment,
         because it is too long or every alignment has a log-probability of -inf, has loss inf, or 0 with
         `zero_infinity`, and a gradient of 0. Where the loss of a sample is NaN, so is its gradient in all frames that
-        count. Frames behind `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite,
+        count. Frames after `input_lengths` have gradient 0. Log-probabilities beyond 2^26 in size count as infinite,
         and alignments below -3.7e8 as impossible.
 
     Raises:

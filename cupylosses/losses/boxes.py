@@ -70,7 +70,7 @@ def _iou_reference(xp, boxes1, boxes2, eps, mode):
 
 iou_loss = define_boxes(
     name="iou_loss",
-    summary="Loss of the intersection over union of two boxes.",
+    summary="IoU loss: a function of the intersection over union of two boxes.",
     formula="1 - IoU (linear), 1 - IoU^2 (square) or -log IoU (log), with IoU = max(I / max(U, eps), eps), the area I "
     "of the intersection and the area U of the union",
     operands=_OPERANDS,
@@ -97,7 +97,7 @@ def _generalized_reference(xp, boxes1, boxes2, eps):
 
 generalized_box_iou_loss = define_boxes(
     name="generalized_box_iou_loss",
-    summary="Generalized IoU loss: 1 - IoU, and the share of the enclosing box that neither box covers.",
+    summary="Generalized IoU loss: 1 - IoU plus the share of the enclosing box that neither box covers.",
     formula=f"1 - IoU + (C - U) / (C + eps), where {_SYMBOLS}",
     operands=_OPERANDS,
     parameters=(_EPS,),
@@ -125,7 +125,7 @@ def _distance_reference(xp, boxes1, boxes2, eps):
 
 distance_box_iou_loss = define_boxes(
     name="distance_box_iou_loss",
-    summary="Distance IoU loss: 1 - IoU, and the distance of the centres.",
+    summary="Distance IoU loss: 1 - IoU plus a penalty for the distance of the centres.",
     formula="1 - IoU + r^2 / (c^2 + eps), where IoU is the area of the intersection over the area of the union plus "
     "eps, r the distance of the centres, c the diagonal of the smallest box that encloses both",
     operands=_OPERANDS,
@@ -160,7 +160,7 @@ def _complete_reference(xp, boxes1, boxes2, eps):
 
 complete_box_iou_loss = define_boxes(
     name="complete_box_iou_loss",
-    summary="Complete IoU loss: the distance IoU loss, and a penalty for different aspect ratios.",
+    summary="Complete IoU loss: the distance IoU loss plus a penalty for different aspect ratios.",
     formula="1 - IoU + r^2 / (c^2 + eps) + a v, with v = (4 / pi^2) (atan(w2 / h2) - atan(w1 / h1))^2 of widths and "
     "heights, a = v / (1 - IoU + v + eps), where IoU is the area of the intersection over the area of the union plus "
     "eps, r the distance of the centres, c the diagonal of the smallest box that encloses both",
@@ -179,8 +179,8 @@ complete_box_iou_loss = define_boxes(
     convention=f"{_TIES} a is a constant in every derivative, as in the publication. A box without width and height "
     "has the angle 0, with gradient 0.",
     cases=({}, {"eps": 0.0}),
-    notes=f"{_NOTES} But for `eps`, which torchvision uses in a only, and for boxes of height 0, whose gradient is NaN "
-    "there.",
+    notes=f"{_NOTES} There are two exceptions: torchvision uses `eps` only in a, and its gradient is NaN for boxes of "
+    "height 0.",
     heavy=2,
     source="Z. Zheng et al., Distance-IoU loss, AAAI 2020.",
 )

@@ -46,8 +46,8 @@ pearson_loss = define_statistics(
     value="at_least(1 - cosine(xy, xx, yy, zero), zero)",
     reference=_pearson_reference,
     convention="A constant row correlates with nothing: the loss is 1, with gradient 0 with respect to both rows.",
-    notes="Shift and scale of either row do not matter. Sums are taken of differences from the first elements of the "
-    "rows, in float64, so that a large mean costs no digits.",
+    notes="The loss is invariant to shift and scale of either row. Differences from the first element of each row are "
+    "summed in float64, so that a large mean costs no digits.",
     source="K. Pearson, Notes on regression and inheritance in the case of two parents, Proceedings of the Royal "
     "Society of London 58, 1895.",
 )
@@ -70,9 +70,7 @@ ccc_loss = define_statistics(
     summary="One minus Lin's concordance correlation coefficient of two rows.",
     formula="1 - 2 s_xy / (s_xx + s_yy + (mean x - mean y)^2), with the covariances s, x = input, y = target",
     operands=_OPERANDS,
-    flags=(
-        Flag("unbiased", False, "If True, covariances are divided by D - 1 in place of D, the number of features."),
-    ),
+    flags=(Flag("unbiased", False, "If True, covariances are divided by D - 1 instead of D, the number of features."),),
     first={"x0": "input", "y0": "target"},
     statistics={**_MOMENTS, "qd": "square(input - target)"},
     let={
@@ -86,7 +84,7 @@ ccc_loss = define_statistics(
     reference=_ccc_reference,
     convention="Two equal constant rows have loss and gradient 0.",
     cases=({}, {"unbiased": True}),
-    notes="Unlike Pearson's correlation, it is 1 only if the rows are equal: shift and scale cost. Sums are taken of "
-    "differences, in float64, so that neither a large mean nor nearly equal rows cost digits.",
+    notes="Unlike Pearson's correlation, the coefficient is 1 only if the rows are equal: shift and scale cost. "
+    "Differences are summed in float64, so that neither a large mean nor nearly equal rows cost digits.",
     source="L. I. Lin, A concordance correlation coefficient to evaluate reproducibility, Biometrics 45, 1989.",
 )

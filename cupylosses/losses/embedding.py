@@ -169,16 +169,16 @@ _OFFSET = Parameter(
 
 triplet_margin_loss = define_statistics(
     name="triplet_margin_loss",
-    summary="Triplet margin loss: an anchor is to lie nearer to a positive than to a negative, by a margin.",
+    summary="Triplet margin loss: an anchor should be nearer to a positive than to a negative, by a margin.",
     formula="max(0, margin + d(anchor, positive) - d(anchor, negative)), with swap the smaller one of "
     "d(anchor, negative) and d(positive, negative); d(x, y) = (sum |x - y + eps|^p)^(1/p)",
     operands=(
         Operand("anchor", "The vectors to compare."),
-        Operand("positive", "Vectors that each anchor is to be near to."),
-        Operand("negative", "Vectors that each anchor is to be far from."),
+        Operand("positive", "Vectors that each anchor should be near to."),
+        Operand("negative", "Vectors that each anchor should be far from."),
     ),
     parameters=(
-        Parameter("margin", 1.0, "Distance by which the negative is to be farther off.", minimum=0.0, exclusive=True),
+        Parameter("margin", 1.0, "Distance by which the negative should be farther away.", minimum=0.0, exclusive=True),
         _DEGREE,
         _OFFSET,
     ),
@@ -195,7 +195,7 @@ triplet_margin_loss = define_statistics(
     convention="At a value of 0 on the boundary the row is active. A distance of 0, and an infinite one, has gradient "
     "0; of equal distances under `swap`, and of equal largest differences, each has its share.",
     cases=({}, {"p": 1.0}, {"p": 3.0, "swap": True}, {"p": inf}, {"swap": True, "margin": 2.0, "eps": 0.0}),
-    notes="Distances are computed in float64, and of no degree does a power overflow. The second derivative of a "
+    notes="Distances are computed in float64, and powers do not overflow for any degree. The second derivative of a "
     "distance of 0 is 0, where torch's is NaN.",
     source="V. Balntas et al., Learning local feature descriptors with triplets and shallow convolutional neural "
     "networks, BMVC 2016.",
@@ -250,7 +250,7 @@ cosine_distance = define_statistics_function(
     dim=-1,
     convention=_NO_DIRECTION,
     notes="It is never below 0, and keeps its digits where vectors are similar: cosine and difference are computed in "
-    "float64. `triplet_margin_with_distance_loss` knows it, and computes both distances and the loss in one pass.",
+    "float64. `triplet_margin_with_distance_loss` recognises it, and computes both distances and the loss in one pass.",
     example=(
         ">>> import torch\n"
         ">>> import cupylosses.functional as F\n"
@@ -294,7 +294,7 @@ def _cosine_triplet_reference(xp, anchor, positive, negative, margin, eps, swap)
 
 
 _NAME = "triplet_margin_with_distance_loss"
-_SUMMARY = "Triplet margin loss of any distance: an anchor is to lie nearer to a positive than to a negative."
+_SUMMARY = "Triplet margin loss of any distance: an anchor should be nearer to a positive than to a negative."
 _MARGIN, _SWAP = triplet_margin_loss.parameters[0], triplet_margin_loss.flags[0]
 
 _cosine_triplet = StatisticsLoss(
@@ -372,7 +372,7 @@ triplet_margin_with_distance_loss = define_statistics(
     positional="anchor positive negative",
     convention=triplet_margin_loss.convention,
     cases=({}, {"swap": True, "margin": 2.0}),
-    notes="With a `distance_function` of your own its gradients are those of your function, and `value_and_grad` has "
-    "the distances, not the vectors, for operands.",
+    notes="With a `distance_function` of your own, gradients are those of your function, and the operands of "
+    "`value_and_grad` are the distances, not the vectors.",
     source=triplet_margin_loss.source,
 )

@@ -26,11 +26,11 @@ linear_cross_entropy = define_linear(
     torch="linear_cross_entropy",
     module="LinearCrossEntropyLoss",
     notes=(
-        "The logits exist in chunks of rows, whose gradient is written over them; backward computes nothing again "
+        "The logits exist in chunks of rows, and their gradient is written over them; backward recomputes nothing "
         "unless it is called twice or without a reduction. `max_memory` bounds the chunks. Logits of up to 4 MiB and "
-        "half of `max_memory` are kept for backward instead. Large layers of 16 bits whose features or classes are no "
-        "multiple of eight take a copy of the weight besides, whose sizes are, and with such features one of its "
-        "gradient: products take a half to a quarter of the time."
+        "half of `max_memory` are kept for backward instead. For large layers of 16 bits whose number of features or "
+        "classes is not a multiple of eight, the weight is copied to sizes that are (and, for such features, its "
+        "gradient too): products then take a half to a quarter of the time."
     ),
     source="E. Wijmans et al., Cut your losses in large-vocabulary language models, ICLR 2025.",
 )

@@ -6,10 +6,10 @@ from cupylosses.engines.log_probs.definition import LinearLogProbs, define_log_p
 INDEX = Operand(
     "index",
     "Labels of any integer dtype, one per row, in the shape of the first operand without its last dimension; or "
-    "several per row, of shape (..., K), as the K labels that a teacher keeps.",
+    "several per row, of shape (..., K), such as the K labels that a teacher keeps.",
     integer=True,
 )
-CONVENTION = "A label of log-probability -inf has a finite gradient. What does not count has gradient 0."
+CONVENTION = "A label of log-probability -inf has a finite gradient. Entries that do not count have gradient 0."
 
 token_log_probs = define_log_probs(
     name="token_log_probs",
@@ -19,8 +19,8 @@ token_log_probs = define_log_probs(
     positional="logits index",
     convention=CONVENTION,
     notes=(
-        "The logits are read once in forward and once in backward, in their own dtype; nothing of their size is "
-        "allocated but their gradient."
+        "The logits are read once in forward and once in backward, in their own dtype; the only allocation of their "
+        "size is their gradient."
     ),
     example=(
         ">>> import torch\n"
@@ -51,8 +51,8 @@ linear_token_log_probs = define_log_probs(
     convention=CONVENTION,
     notes=(
         "The logits exist in chunks of rows, which `max_memory` bounds. Forward keeps four numbers per row; backward "
-        "computes the logits of each chunk again and writes their gradient over them, so that both take four products "
-        "of matrices."
+        "recomputes the logits of each chunk and writes their gradient over them, so that forward and backward "
+        "together take four matrix products."
     ),
     example=(
         ">>> import torch\n"

@@ -121,14 +121,14 @@ tversky_loss = define_regions(
     positional="input target alpha beta",
     convention=_CONVENTION,
     cases=({}, {"alpha": 0.3, "beta": 0.7, "pool": "batch"}),
-    notes="alpha = beta = 1/2 is `dice_loss`, alpha = beta = 1 `jaccard_loss`. Keras up to 3.15 has alpha and beta the "
-    f"other way round than its documentation and than here. {_OF_PRESETS}",
+    notes="alpha = beta = 1/2 is `dice_loss`, alpha = beta = 1 `jaccard_loss`. Keras up to 3.15 swaps alpha and beta "
+    f"relative to its documentation and to this function. {_OF_PRESETS}",
     source=_SALEHI,
 )
 
 focal_tversky_loss = define_regions(
     name="focal_tversky_loss",
-    summary="Focal Tversky loss: a power of the Tversky loss, by which regions that overlap well count more.",
+    summary="Focal Tversky loss: a power of the Tversky loss that gives more weight to regions that overlap well.",
     formula=f"(1 - S)^gamma with 1 - S = {_TVERSKY.split(', averaged')[0]}, averaged over the regions of samples and "
     "classes",
     operands=_OPERANDS,
@@ -216,7 +216,7 @@ dice_ce_loss = define_regions(
     cases=({}, {"activation": "sigmoid", "lambda_ce": 0.5}, {"label_smoothing": 0.1, "lambda_dice": 2.0}),
     notes="For labels the cross entropy is divided by the sum of the weights of the labels, as `cross_entropy` is; for "
     "a target per class by the number of voxels, and under a sigmoid by that of voxels and classes. `class_weight` "
-    f"weighs the Dice loss: MONAI's `weight` is to be passed as both. {_OF_PRESETS}",
+    f"weighs the Dice loss: pass MONAI's `weight` as both. {_OF_PRESETS}",
     source=f"{_MILLETARI}; F. Isensee et al., nnU-Net: a self-configuring method for deep learning-based biomedical "
     "image segmentation, Nature Methods 18, 2021",
 )

@@ -4,10 +4,10 @@ from cupylosses.definition.base import Flag, Operand, Parameter
 from cupylosses.engines.row_margin.definition import define_margin
 
 _SCORES = Operand("input", "The predicted scores of the classes.")
-_MARGIN = Parameter("margin", 1.0, "What a label is to exceed each other class by.")
+_MARGIN = Parameter("margin", 1.0, "Amount by which a label should exceed each other class.")
 _BOUNDARY = (
-    "A pair of scores that are just the margin apart is inactive, with gradient 0, as in torch. A row of scores that "
-    "are infinite alike is NaN, as their difference is."
+    "A pair of scores that are exactly the margin apart is inactive, with gradient 0, as in torch. A row with equal "
+    "infinite scores is NaN, as their difference is."
 )
 
 
@@ -17,7 +17,7 @@ def _power(xp, excess, margin, p):
 
 multi_margin_loss = define_margin(
     name="multi_margin_loss",
-    summary="Multi-class hinge loss: the score of the label is to exceed every other score by a margin.",
+    summary="Multi-class hinge loss: the score of the label should exceed every other score by a margin.",
     formula="(w_y / C) sum_{i != y} max(0, margin + input_i - input_y)^p",
     operands=(
         _SCORES,
@@ -35,7 +35,7 @@ multi_margin_loss = define_margin(
     torch="multi_margin_loss",
     module="MultiMarginLoss",
     positional="input target p margin weight size_average reduce reduction",
-    convention=f"{_BOUNDARY} A row of one class has no pairs, and costs nothing.",
+    convention=f"{_BOUNDARY} A row of one class has no pairs and has loss 0.",
     cases=({}, {"p": 2}, {"margin": 0.3}),
     notes="The margin is added to the difference of two scores, so that large scores do not swallow it, as they do in "
     "torch.",
@@ -50,16 +50,16 @@ def _excess(xp, excess, margin):
 
 multilabel_margin_loss = define_margin(
     name="multilabel_margin_loss",
-    summary="Multi-label hinge loss: the scores of all labels are to exceed the scores of all other classes by a "
+    summary="Multi-label hinge loss: the scores of all labels should exceed the scores of all other classes by a "
     "margin.",
     formula="(1 / C) sum_{j in T} sum_{i not in T} max(0, margin + input_i - input_j)",
     operands=(
         _SCORES,
         Operand(
             "target",
-            "Lists of labels: class indices of any integer dtype, in the shape of `input` but for the number of "
-            "labels, which lie in the class dimension. A list ends before the first -1, and nothing behind that is "
-            "looked at. A label that is listed twice counts twice.",
+            "Lists of labels: class indices of any integer dtype, in the shape of `input` except that the class "
+            "dimension holds the labels of a row. A list ends before the first -1, and entries after that are ignored. "
+            "A label that is listed twice counts twice.",
             integer=True,
         ),
     ),
@@ -69,10 +69,10 @@ multilabel_margin_loss = define_margin(
     torch="multilabel_margin_loss",
     module="MultiLabelMarginLoss",
     positional="input target size_average reduce reduction",
-    convention=f"{_BOUNDARY} A row without labels, and one in which every class is a label, has no pairs, and costs "
-    "nothing.",
+    convention=f"{_BOUNDARY} A row without labels, and one in which every class is a label, has no pairs and has "
+    "loss 0.",
     cases=({}, {"margin": 0.3}),
-    notes="Torch's margin is 1. Rows of many labels are sorted on the chip, so that a row takes time in proportion to "
+    notes="Torch's margin is 1. Rows with many labels are sorted on chip, so that a row takes time proportional to "
     "C log |T|.",
     source="J. Weston, C. Watkins, Support vector machines for multi-class pattern recognition, ESANN 1999, for "
     "several labels.",

@@ -14,18 +14,18 @@ TARGETS = Operand(
 INPUT_LENGTHS = Operand(
     "input_lengths",
     "Number of frames of each sample, at most T: integers in a tensor or an array on any device, of shape (N,) or "
-    "(N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. None where all are T.",
+    "(N, 1), in a tuple or a list; one for one sample. Later frames are not read. None if all are T.",
     integer=True,
 )
 TARGET_LENGTHS = Operand(
     "target_lengths",
-    "Number of labels of each sample, likewise, at most S. None where all are S.",
+    "Number of labels of each sample, at most S, in the same form. None if all are S.",
     integer=True,
 )
 CONVENTION = (
     "A class of log-probability -inf has gradient 0. A target that has no alignment, because it is too long or every "
     "alignment has a log-probability of -inf, has loss inf, or 0 with `zero_infinity`, and a gradient of 0. Where the "
-    "loss of a sample is NaN, so is its gradient in all frames that count. Frames behind `input_lengths` have gradient "
+    "loss of a sample is NaN, so is its gradient in all frames that count. Frames after `input_lengths` have gradient "
     "0. Log-probabilities beyond 2^26 in size count as infinite, and alignments below -3.7e8 as impossible."
 )
 SOURCE = (
@@ -51,7 +51,7 @@ ctc_loss = define_sequence(
     torch="ctc_loss",
     positional="log_probs targets input_lengths target_lengths blank reduction zero_infinity",
     convention="The gradient is that with respect to `log_probs`, minus the probability that the frame emits the class "
-    "given the target, where torch's is that of the logits of a log-softmax; behind ``log_softmax`` both lead to the "
+    "given the target, where torch's is that of the logits of a log-softmax; after ``log_softmax`` both lead to the "
     f"same. {CONVENTION}",
     source=SOURCE,
 )
@@ -102,8 +102,8 @@ ctc_posteriors = define_posteriors(
     formula="occ(t, n, c) = P(c_t = c | target of n)",
     operands=(ctc_loss.operands[0], TARGETS),
     positional="log_probs targets input_lengths target_lengths blank",
-    convention="A class of log-probability -inf has gradient 0. Derivatives are the formula's, which takes a step per "
-    "frame.",
+    convention="A class of log-probability -inf has gradient 0. Derivatives are those of the reference formula, "
+    "which takes a step per frame.",
     notes="Posteriors of classes are the gradient of `ctc_loss` with the other sign.",
     example=(
         ">>> import torch\n"

@@ -74,6 +74,7 @@ class BoxLoss(Definition):
 
     ``let``        Named subexpressions of the value: expressions of the parts of boxes (`PARTS`).
     ``value``      Value of a pair of boxes, an expression of all these names.
+    ``heavy``      Cost of a pair of boxes, as the ``heavy`` of an element-wise loss.
     ``tentative``  True if the value is infinite or NaN whenever a quotient or an angle in it is. Boxes are then first
                    evaluated without the edge cases of these, and again only if the value is not finite.
     ``reference``  Value through the array API: a function of ``xp``, of the operands (..., 4), and of parameters and
