@@ -2533,7 +2533,7 @@ def linear_cross_entropy(
 
     with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
     sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
-    classes; and the logits input @ linear_weight.T + linear_bias in place of `input`.
+    classes; and the logits input @ linear_weight.T + linear_bias instead of `input`.
 
     The logits exist in chunks of rows, and their gradient is written over them; backward recomputes nothing unless it
     is called twice or without a reduction. `max_memory` bounds the chunks. Logits of up to 4 MiB and half of
@@ -3201,17 +3201,17 @@ def dice_loss(
         target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
             which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
             of `input`. With one class it has a value per voxel, 0 or 1.
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
             `preset` sets, or 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
@@ -3223,9 +3223,9 @@ def dice_loss(
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
             'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3251,8 +3251,8 @@ def dice_loss(
         mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
             no mask.
         preset: Settings of a library or paper, one of 'monai', 'smp', 'nnunet', 'nnunet_soft', 'kornia',
-            'kornia_micro', 'kornia_macro', 'keras', 'maskformer'; those that are given besides take precedence. Default
-            None, the defaults that are named here.
+            'kornia_micro', 'kornia_macro', 'keras', 'maskformer'; arguments that are passed as well take precedence.
+            Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
             number of masks of all processes. Default None.
@@ -3346,17 +3346,17 @@ def jaccard_loss(
         target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
             which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
             of `input`. With one class it has a value per voxel, 0 or 1.
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default 'softmax'.
         pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
@@ -3367,9 +3367,9 @@ def jaccard_loss(
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
             'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3392,8 +3392,8 @@ def jaccard_loss(
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
         mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
             no mask.
-        preset: Settings of a library or paper, one of 'monai', 'smp'; those that are given besides take precedence.
-            Default None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai', 'smp'; arguments that are passed as well take
+            precedence. Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
             number of masks of all processes. Default None.
@@ -3494,17 +3494,17 @@ def tversky_loss(
             of `input`. With one class it has a value per voxel, 0 or 1.
         alpha: Weight of false positives in the denominator. Must be a number >= 0. Default 0.5.
         beta: Weight of false negatives in the denominator. Must be a number >= 0. Default 0.5.
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
         pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
@@ -3515,9 +3515,9 @@ def tversky_loss(
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
             'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3540,8 +3540,8 @@ def tversky_loss(
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
         mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
             no mask.
-        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; those that are given besides
-            take precedence. Default None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; arguments that are passed as
+            well take precedence. Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
             number of masks of all processes. Default None.
@@ -3643,15 +3643,15 @@ def focal_tversky_loss(
         beta: Weight of false negatives in the denominator. Must be a number >= 0. Default 0.7.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 0.75.
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
         pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
@@ -3662,9 +3662,9 @@ def focal_tversky_loss(
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
             'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3687,8 +3687,8 @@ def focal_tversky_loss(
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
         mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
             no mask.
-        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; those that are given besides
-            take precedence. Default None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; arguments that are passed as
+            well take precedence. Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
             number of masks of all processes. Default None.
@@ -3784,17 +3784,17 @@ def generalized_dice_loss(
         target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
             which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
             of `input`. With one class it has a value per voxel, 0 or 1.
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default 'softmax'.
         pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
@@ -3804,9 +3804,9 @@ def generalized_dice_loss(
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3829,8 +3829,8 @@ def generalized_dice_loss(
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
         mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
             no mask.
-        preset: Settings of a library or paper, one of 'monai'; those that are given besides take precedence. Default
-            None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai'; arguments that are passed as well take precedence.
+            Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         normalizer: Number, or array of one number without a gradient, that replaces the divisor of a mean, such as the
             number of masks of all processes. Default None.
@@ -3931,17 +3931,17 @@ def dice_ce_loss(
         target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
             which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
             of `input`. With one class it has a value per voxel, 0 or 1.
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
             `preset` sets, or 1.0.
         lambda_dice: Factor of the Dice loss. Must be a number, not NaN. Default 1.0.
         lambda_ce: Factor of the cross-entropy loss. Must be a number, not NaN. Default 1.0.
@@ -3956,9 +3956,9 @@ def dice_ce_loss(
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3983,8 +3983,8 @@ def dice_ce_loss(
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
         mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
             no mask.
-        preset: Settings of a library or paper, one of 'monai', 'nnunet'; those that are given besides take precedence.
-            Default None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai', 'nnunet'; arguments that are passed as well take
+            precedence. Default None, the defaults listed here.
         reduction: One of 'mean'; see Returns. Default 'mean'.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
@@ -4086,17 +4086,17 @@ def dice_focal_loss(
         target: Labels of any integer dtype, in the shape of `input` without its class dimension or with one of size 1,
             which are read in their own width; or a value per class, floating (differentiable) or integer, in the shape
             of `input`. With one class it has a value per voxel, 0 or 1.
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         lambda_dice: Factor of the Dice loss. Must be a number, not NaN. Default 1.0.
         lambda_focal: Factor of the focal loss. Must be a number, not NaN. Default 1.0.
         gamma_focal: Exponent of the focal loss. Must be a number >= 0. Default 2.0.
@@ -4111,9 +4111,9 @@ def dice_focal_loss(
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -4139,8 +4139,8 @@ def dice_focal_loss(
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
         mask: Bool array that broadcasts to the shape of the voxels, (N, ...), True where a voxel counts. Default None,
             no mask.
-        preset: Settings of a library or paper, one of 'monai'; those that are given besides take precedence. Default
-            None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai'; arguments that are passed as well take precedence.
+            Default None, the defaults listed here.
         reduction: One of 'mean'; see Returns. Default 'mean'.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
@@ -5389,7 +5389,7 @@ def ctc_loss(
         target_lengths: Number of labels of each sample, at most S, in the same form. None if all are S.
         blank: Class of the blank, 0 to C - 1. Default 0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
+        zero_infinity: If True, samples whose target has no alignment have loss 0 instead of inf. Their gradient is 0
             either way. Default False.
         batch_first: If True, the first operand has shape (N, T, C). Default False.
         weight: Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and
@@ -5487,7 +5487,7 @@ def ctc_loss_with_logits(
         target_lengths: Number of labels of each sample, at most S, in the same form. None if all are S.
         blank: Class of the blank, 0 to C - 1. Default 0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
+        zero_infinity: If True, samples whose target has no alignment have loss 0 instead of inf. Their gradient is 0
             either way. Default False.
         batch_first: If True, the first operand has shape (N, T, C). Default False.
         weight: Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and
@@ -5865,7 +5865,7 @@ def linear_token_log_probs(
             and products of fewer than some 2000 rows are slower. With room for all logits, they are kept for backward
             where there is no reduction. Default None: the size of the weight, at least 256 MiB.
         main_grad: Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to
-            which the products of backward add the gradient of `linear_weight`, in place of memory for it;
+            which the matrix products of backward add the gradient of `linear_weight` instead of allocating it;
             `linear_weight.grad` stays as it is. DistributedDataParallel does not reduce it: leave the weight out with
             `_set_params_and_buffers_to_ignore_for_model`, and reduce `main_grad` after backward. For eager backward of
             torch only. Default None.
@@ -5967,9 +5967,9 @@ def ctc_forced_alignment(
             shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
             `blank`.
         input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
-            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. Default None,
-            all T.
-        target_lengths: Number of labels of each sample, likewise, at most S. Default None, all S.
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Later frames are not read. Default None, all
+            T.
+        target_lengths: Number of labels of each sample, at most S, in the same form. Default None, all S.
         blank: Class of the blank, 0 to C - 1. Default 0.
         batch_first: If True, the first operand has shape (N, T, C). Default False.
         check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
@@ -6042,23 +6042,23 @@ def ctc_posteriors(
             shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
             `blank`.
         input_lengths: Number of frames of each sample, at most T: integers in a tensor or an array on any device, of
-            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. Default None,
-            all T.
-        target_lengths: Number of labels of each sample, likewise, at most S. Default None, all S.
+            shape (N,) or (N, 1), in a tuple or a list; one for one sample. Later frames are not read. Default None, all
+            T.
+        target_lengths: Number of labels of each sample, at most S, in the same form. Default None, all S.
         blank: Class of the blank, 0 to C - 1. Default 0.
         batch_first: If True, the first operand has shape (N, T, C). Default False.
         of: 'classes', or 'positions' for a posterior of each label of the target, which tells repeated labels apart,
-            and of the blank behind them. Default 'classes'.
+            and of the blank, which comes last. Default 'classes'.
         check_targets: When labels that are no class, and lengths out of range, raise: 'sync' at once, which waits for
             the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. What the host knows is checked
             at once. Default 'lazy'.
 
     Returns:
-        The posteriors, in the shape of `log_probs` for classes; for positions with S + 1 in the place of C, of which
-        the last is the blank, and those behind `target_lengths` are 0. Float32 (float64 for float64 input), on the
-        device and of the library of `log_probs`. Those of a frame add up to 1. Frames behind `input_lengths`, and all
-        frames of a target without alignment, or with a label or a length out of range, have 0; those of a target for
-        which NaN or +inf counts, NaN.
+        The posteriors. For classes they have the shape of `log_probs`; for positions C is replaced by S + 1, the blank
+        is the last position, and positions past `target_lengths` are 0. Float32 (float64 for float64 input), on the
+        device and of the library of `log_probs`. The posteriors of a frame add up to 1. They are 0 in frames past
+        `input_lengths`, and in all frames of a target without alignment or with a label or a length out of range; they
+        are NaN in all frames of a target for which NaN or +inf counts.
 
     Gradient:
         `log_probs` is differentiable. A class of log-probability -inf has gradient 0. Derivatives are those of the

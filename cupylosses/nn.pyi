@@ -2014,7 +2014,7 @@ class LinearCrossEntropyLoss(torch.nn.Module):
 
     with z = logit_scale input, or softcap tanh(logit_scale input / softcap) with a softcap; p = softmax(z); lse = log
     sum_c exp z_c; y the label; t the target probabilities; w_c the class weights, 1 by default; C the number of
-    classes; and the logits input @ linear_weight.T + linear_bias in place of `input`.
+    classes; and the logits input @ linear_weight.T + linear_bias instead of `input`.
 
     The logits exist in chunks of rows, and their gradient is written over them; backward recomputes nothing unless it
     is called twice or without a reduction. `max_memory` bounds the chunks. Logits of up to 4 MiB and half of
@@ -2676,17 +2676,17 @@ class DiceLoss(torch.nn.Module):
     Module of ``cupylosses.functional.dice_loss``.
 
     Args:
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
             `preset` sets, or 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
@@ -2698,9 +2698,9 @@ class DiceLoss(torch.nn.Module):
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
             'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -2724,8 +2724,8 @@ class DiceLoss(torch.nn.Module):
             they are NaN. Default -100.
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
         preset: Settings of a library or paper, one of 'monai', 'smp', 'nnunet', 'nnunet_soft', 'kornia',
-            'kornia_micro', 'kornia_macro', 'keras', 'maskformer'; those that are given besides take precedence. Default
-            None, the defaults that are named here.
+            'kornia_micro', 'kornia_macro', 'keras', 'maskformer'; arguments that are passed as well take precedence.
+            Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
@@ -2847,17 +2847,17 @@ class JaccardLoss(torch.nn.Module):
     Module of ``cupylosses.functional.jaccard_loss``.
 
     Args:
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default 'softmax'.
         pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
@@ -2868,9 +2868,9 @@ class JaccardLoss(torch.nn.Module):
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
             'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -2891,8 +2891,8 @@ class JaccardLoss(torch.nn.Module):
         ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
             they are NaN. Default -100.
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
-        preset: Settings of a library or paper, one of 'monai', 'smp'; those that are given besides take precedence.
-            Default None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai', 'smp'; arguments that are passed as well take
+            precedence. Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
@@ -3019,17 +3019,17 @@ class TverskyLoss(torch.nn.Module):
     Args:
         alpha: Weight of false positives in the denominator. Must be a number >= 0. Default 0.5.
         beta: Weight of false negatives in the denominator. Must be a number >= 0. Default 0.5.
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
         pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
@@ -3040,9 +3040,9 @@ class TverskyLoss(torch.nn.Module):
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
             'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3063,8 +3063,8 @@ class TverskyLoss(torch.nn.Module):
         ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
             they are NaN. Default -100.
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
-        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; those that are given besides
-            take precedence. Default None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; arguments that are passed as
+            well take precedence. Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
@@ -3194,15 +3194,15 @@ class FocalTverskyLoss(torch.nn.Module):
         beta: Weight of false negatives in the denominator. Must be a number >= 0. Default 0.7.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 0.75.
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default None: what `preset` sets, or 'softmax'.
         pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
@@ -3213,9 +3213,9 @@ class FocalTverskyLoss(torch.nn.Module):
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default None: what `preset` sets, or
             'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default None: what `preset` sets, or 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3236,8 +3236,8 @@ class FocalTverskyLoss(torch.nn.Module):
         ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
             they are NaN. Default -100.
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
-        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; those that are given besides
-            take precedence. Default None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai', 'smp', 'kornia', 'keras'; arguments that are passed as
+            well take precedence. Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
@@ -3363,17 +3363,17 @@ class GeneralizedDiceLoss(torch.nn.Module):
     Module of ``cupylosses.functional.generalized_dice_loss``.
 
     Args:
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         activation: Function of `input` that gives probabilities; 'none' if it holds them already. One of 'softmax',
             'sigmoid', 'none'. Default 'softmax'.
         pool: Cells whose overlap is summed before the score is taken: 'none' has a group per sample and class, 'batch'
@@ -3383,9 +3383,9 @@ class GeneralizedDiceLoss(torch.nn.Module):
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3406,8 +3406,8 @@ class GeneralizedDiceLoss(torch.nn.Module):
         ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
             they are NaN. Default -100.
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
-        preset: Settings of a library or paper, one of 'monai'; those that are given besides take precedence. Default
-            None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai'; arguments that are passed as well take precedence.
+            Default None, the defaults listed here.
         reduction: One of 'none', 'mean', 'sum'; see Returns. Default 'mean'.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
@@ -3533,17 +3533,17 @@ class DiceCELoss(torch.nn.Module):
     Module of ``cupylosses.functional.dice_ce_loss``.
 
     Args:
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default None: what `preset` sets, or 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default None: what `preset` sets, or 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default None: what
             `preset` sets, or 1.0.
         lambda_dice: Factor of the Dice loss. Must be a number, not NaN. Default 1.0.
         lambda_ce: Factor of the cross-entropy loss. Must be a number, not NaN. Default 1.0.
@@ -3558,9 +3558,9 @@ class DiceCELoss(torch.nn.Module):
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3583,8 +3583,8 @@ class DiceCELoss(torch.nn.Module):
         ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
             they are NaN. Default -100.
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
-        preset: Settings of a library or paper, one of 'monai', 'nnunet'; those that are given besides take precedence.
-            Default None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai', 'nnunet'; arguments that are passed as well take
+            precedence. Default None, the defaults listed here.
         reduction: One of 'mean'; see Returns. Default 'mean'.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
@@ -3714,17 +3714,17 @@ class DiceFocalLoss(torch.nn.Module):
     Module of ``cupylosses.functional.dice_focal_loss``.
 
     Args:
-        smooth_nr: Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.
+        smooth_nr: Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one. Must
+            be a number >= 0. Default None: what `preset` sets, or 0.0.
+        smooth_dr: Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.
             Must be a number >= 0. Default None: what `preset` sets, or 0.0.
-        smooth_dr: Added to the denominator of S; of a constant beside sum p + sum t it is one half. Must be a number >=
-            0. Default None: what `preset` sets, or 0.0.
-        floor: Lower bound of the denominator, which is a constant below it and follows the operands from it on. Must be
-            a number >= 0. Default 0.0.
+        floor: Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0. Must be a
+            number >= 0. Default 0.0.
         gamma: Exponent of the loss. Below 1 it makes regions that overlap well count more, and at a loss of 0 its
             gradient is 0. Must be a number > 0. Default 1.0.
         log_floor: Lower bound of S under the logarithm of `log_loss`, below which the gradient is 0. Must be a number >
             0. Default 1e-07.
-        offset: What S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
+        offset: Number that S is subtracted from: 1, or 0 for the loss -S. Must be a number, not NaN. Default 1.0.
         lambda_dice: Factor of the Dice loss. Must be a number, not NaN. Default 1.0.
         lambda_focal: Factor of the focal loss. Must be a number, not NaN. Default 1.0.
         gamma_focal: Exponent of the focal loss. Must be a number >= 0. Default 2.0.
@@ -3739,9 +3739,9 @@ class DiceFocalLoss(torch.nn.Module):
             min(p, t), FP = sum max(p - t, 0), FN = sum max(t - p, 0), which is 0 loss for soft targets that are met;
             equal ones share the derivative. 'squared': FP = sum p (p - t), FN = sum t (t - p), so that dice has (sum
             p^2 + sum t^2) / 2 for denominator. One of 'product', 'min', 'squared'. Default 'product'.
-        gamma_over: What `gamma` is the exponent of: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
+        gamma_over: Base of the exponent `gamma`: the loss of each 'group', or their 'mean'. One of 'group', 'mean'.
             Default 'group'.
-        log_loss: If True, the loss of a group is -log max(S, log_floor) in place of offset - S. Default False.
+        log_loss: If True, the loss of a group is -log max(S, log_floor) instead of offset - S. Default False.
         absent: Groups without a true voxel. 'skip': neither in the sum nor in its divisor. 'zero': their loss is 0, and
             counts. 'keep': the formula, in which smoothing decides. One of 'skip', 'zero', 'keep'. Default None: what
             `preset` sets, or 'skip'.
@@ -3765,8 +3765,8 @@ class DiceFocalLoss(torch.nn.Module):
         ignore_index: Label of voxels that do not count. Their logits are not used, and their gradients are 0, even if
             they are NaN. Default -100.
         class_dim: Dimension of the classes, from either end. Of the others the first is that of samples. Default 1.
-        preset: Settings of a library or paper, one of 'monai'; those that are given besides take precedence. Default
-            None, the defaults that are named here.
+        preset: Settings of a library or paper, one of 'monai'; arguments that are passed as well take precedence.
+            Default None, the defaults listed here.
         reduction: One of 'mean'; see Returns. Default 'mean'.
         out_dtype: Floating dtype of the result, of torch, of NumPy or by name. Default None, the promoted dtype of the
             operands.
@@ -4896,7 +4896,7 @@ class CTCWithLogitsLoss(torch.nn.Module):
     Args:
         blank: Class of the blank, 0 to C - 1. Default 0.
         reduction: One of 'none', 'mean', 'sum', 'batchmean'; see Returns. Default 'mean'.
-        zero_infinity: If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0
+        zero_infinity: If True, samples whose target has no alignment have loss 0 instead of inf. Their gradient is 0
             either way. Default False.
         batch_first: If True, the first operand has shape (N, T, C). Default False.
 

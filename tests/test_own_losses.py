@@ -1,4 +1,4 @@
-"""Users' losses have everything that the library's have, and mistakes in them are found where they are."""
+"""Users' losses have everything that the library's own have, and mistakes in them are reported at the user's line."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _tukey_reference(xp: Any, input: Any, target: Any, c: float) -> Any:
 
 TUKEY: dict[str, Any] = {
     "name": "tukey",
-    # As a polynomial, because 1 - (1 - s)^3 has no digits near 0; whose derivative has none near c.
+    # A polynomial, because 1 - (1 - s)^3 loses its digits near 0. The polynomial's derivative loses them near c.
     "value": "c * c / 6 * where(s >= 1, 1, s * (3 - s * (3 - s)))",
     "parameters": {"c": 4.0},
     "let": {"d": "input - target", "s": "square(d / c)", "slope": "where(s >= 1, 0, d * square(1 - s))"},
@@ -110,7 +110,7 @@ def own(request: pytest.FixtureRequest) -> Function:
 
 
 def each_loss_in_turn(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrizes ``own`` and another argument: the engine's part does not depend on the loss."""
+    """Parametrizes ``own`` and another argument in turn: the engine's part does not depend on the loss."""
     return pytest.mark.parametrize(("own", name), in_turn(list(OWN.values()), values))
 
 
@@ -150,7 +150,7 @@ def test_dimensions(own: Function, dim: tuple[int, ...], device: str) -> None:
 
 @each_loss_in_turn("dtype", ["int64", "uint8", "bool"])
 def test_integer_targets(own: Function, dtype: str, device: str) -> None:
-    """Operand names given as text may take labels, except the first, which is the prediction."""
+    """Operands that are defined by name alone accept labels, except the first one, which is the prediction."""
     properties.agrees_with_truth(own, own.loss, dtypes=("float32", dtype), device=device)
     with pytest.raises(TypeError, match=rf"^{own.loss.name}: `{own.loss.operands[0].name}` must have one of"):
         own(*[torch.ones(3, dtype=getattr(torch, dtype), device=device)] * 2)
@@ -223,7 +223,7 @@ def test_a_wrong_derivative_is_caught(derivatives: dict[str, str]) -> None:
 
 @pytest.mark.kernels
 def test_a_derivative_replaces_the_one_of_the_chain_rule() -> None:
-    """Even where the chain rule has none, or gives a number; and only its own operand's."""
+    """It applies even where the chain rule yields no derivative or a constant, and to its own operand only."""
     through = define_loss("through", "zero_unless_nan(input) + 3 * target", derivatives={"input": "target - input"})
     x, y = (torch.tensor(v, device=KERNELS, requires_grad=True) for v in ([1.0, 5.0, nan], [4.0, -2.0, 1.0]))
     for reduction in ("none", "sum"):
@@ -241,7 +241,7 @@ def test_a_derivative_replaces_the_one_of_the_chain_rule() -> None:
 
 @pytest.mark.kernels
 def test_constants() -> None:
-    """They are computed in float64, each from those before it, and rounded once; parts see them like parameters."""
+    """Constants are computed in float64, each from earlier ones, and rounded once; parts use them like parameters."""
     made = define_loss(
         "made",
         "part * input",
@@ -262,7 +262,7 @@ def test_constants() -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Everything that a function of the library has
 
-#: Without a reference: everything that needs none works.
+#: A loss without a reference: everything that needs none works.
 BARE = {"name": "bare", "value": "square(input - target) * gain", "parameters": {"gain": 1.0}}
 bare = define_loss(**BARE)
 
@@ -348,7 +348,7 @@ def test_everything_that_a_definition_takes(device: str) -> None:
 
 
 def test_a_name_can_be_defined_again(device: str) -> None:
-    """Neither gets the kernels of the other."""
+    """Losses of the same name do not get each other's kernels."""
     squared = changed(BARE, reference=lambda xp, input, target, gain: (input - target) ** 2 * gain)
     absolute = changed(
         BARE,
@@ -367,7 +367,7 @@ def _power(xp: Any, input: Any, exponent: int) -> Any:
 
 
 def test_two_threads(device: str) -> None:
-    """Each defines losses, all of one name, and uses them."""
+    """Each thread defines losses, all of the same name, and uses them."""
 
     def work(seed: int) -> None:
         for exponent, value in ((1, "input"), (2, "square(input)"), (3, "input * square(input)")):
@@ -398,7 +398,7 @@ def test_cupy_arrays(dtype: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is missing without a reference
+# Missing without a reference
 
 MISSING = r"^bare: this loss was defined without a `reference`, which CPU arrays, empty operands, tensor subclasses"
 
@@ -458,7 +458,7 @@ contrastive = define_statistics(
     cases=({}, {"margin": 2.0, "p": 3.0}),
 )
 
-#: Without a reference.
+#: A loss of vectors without a reference.
 spread = define_statistics(
     "spread",
     "squares / count - where(centred, square(total / count), 0)",
@@ -543,11 +543,11 @@ def test_a_reference_returns_a_value_for_each_row() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Expressions that are none
+# Invalid expressions
 
 
 def refused(value: str, **changes: Any) -> str:
-    """The message of the definition's error, without the place in front."""
+    """The message of the definition's error, without the location at its start."""
     with pytest.raises(ExpressionError) as error:
         define_loss("wrong", value, **changes)
     return re.fullmatch(r"wrong: [\w.]+, [^:]+:\d+: (.*)", str(error.value), re.DOTALL)[1]
@@ -584,7 +584,7 @@ def refused(value: str, **changes: Any) -> str:
         ("(input)(target)", "an operator is missing before `(`."),
         ("input !target", "an operator is missing before `!`."),
         ("input.5", "an operator is missing before `.5`."),
-        ("input -", "something is missing behind `-`."),
+        ("input -", "something is missing after `-`."),
         ("* input", "something is missing before `*`."),
         ("+input", "something is missing before `+`."),
         ("input + * target", "something is missing between `+` and `*`."),
@@ -593,7 +593,7 @@ def refused(value: str, **changes: Any) -> str:
         ("input << 2", "something is missing between `<` and `<`."),
         ("input->target", "something is missing between `-` and `>`."),
         ("input++", "something is missing between `+` and `+`."),
-        ("input--", "something is missing behind `-`."),
+        ("input--", "something is missing after `-`."),
         ("input, target", "a comma separates the arguments of a call, and stands nowhere else."),
         ("square((input, target))", "a comma separates the arguments of a call, and stands nowhere else."),
         ("square(input,)", "something is missing between `,` and `)`."),
@@ -698,7 +698,7 @@ def test_a_weight_and_what_it_weighs_may_depend_on_one_operand() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Where it is wrong
+# Locations of mistakes
 
 HEAD = "from cupylosses import define_loss\n"
 
@@ -819,7 +819,10 @@ wrong = define_loss(  # CALL
 
 
 def filled(place: str, mistake: str) -> str:
-    """The program with this mistake; its halves are written apart if the mistake is meant to be found elsewhere."""
+    """The program with this mistake.
+
+    Where the mistake must not be found, its halves are written as two adjacent string literals.
+    """
     half = len(mistake) // 2
     program = PLACES[place].replace("MISTAKE", mistake)
     return HEAD + program.replace('MIS" "TAKE', f'{mistake[:half]}" "{mistake[half:]}')
@@ -830,7 +833,7 @@ def line_of(program: str, word: str) -> int:
 
 
 def imported(path: Path, program: str) -> ModuleType:
-    """A file with the program, as a module."""
+    """Writes the program to a file and imports it as a module."""
     path.write_text(program, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("users_module", path)
     module = importlib.util.module_from_spec(spec)
@@ -854,7 +857,7 @@ def test_errors_in_computed_expressions_are_reported_at_the_call(tmp_path: Path)
 
 @pytest.mark.parametrize("file", ["<string>", "<stdin>", "<ipython-input-1-0>", "/no/such/file.py", 'a\nb".py', ""])
 def test_errors_without_a_file(file: str) -> None:
-    """In executed and typed code: the line of the call, in Python's name for the file."""
+    """In executed and typed code, errors name the line of the call, and the file as Python names it."""
     program = HEAD + 'wrong = define_loss(\n    "wrong",\n    "inptu",\n)\n'
     with pytest.raises(ExpressionError) as error:
         exec(compile(program, file, "exec"), {})
@@ -862,7 +865,7 @@ def test_errors_without_a_file(file: str) -> None:
 
 
 def test_errors_in_what_is_not_python(tmp_path: Path) -> None:
-    """As in a notebook cell with magics, which Python cannot parse."""
+    """Python cannot parse, for example, a notebook cell with magics."""
     path = tmp_path / "cell.py"
     path.write_text("%matplotlib inline\n")
     with pytest.raises(ExpressionError, match=r"cell\.py:2: the name"):
@@ -907,7 +910,7 @@ def test_a_kernel_that_does_not_compile_says_so_at_the_users_line(kernel_cache: 
 # ----------------------------------------------------------------------------------------------------------------------
 # Names
 
-#: Words of the kernels and of the generated code.
+#: Identifiers of the kernels and of the generated code.
 WORDS = """
 x T a b ab a_b aB A_B x1 x_1 T0 InputT value count elements divisor memory program layout scale sums partials chunks
 outputs kept reduced slices length deposit expected_grad_output used_grad_output grad_output multiple sinks sources
@@ -916,7 +919,7 @@ kMaxOperands get load store lift constant chain has variable with_derivative mak
 verify_gradient grad_scale_is_stale reduce_value_and x_slope slope
 """.split()  # noqa: SIM905
 
-#: Words of CUDA, of C's libraries, of compilers and of Python that are not reserved.
+#: Identifiers of CUDA, of C libraries, of compilers and of Python that are not reserved.
 OTHERS = """
 min max fabs expf sin pow tanh sqrt warpSize float4 printf clock std linux unix INFINITY NAN EOF errno signbit isnan
 major minor typeof I main type match prepare evaluate print float32 xp torch loss count_weight inf nan e pi d
@@ -929,7 +932,7 @@ def chunks(names: Sequence[str]) -> list[list[str]]:
 
 
 def naming(role: str, names: Sequence[str]) -> Function:
-    """A loss that uses the names in a role."""
+    """A loss that uses the names in a role, such as that of operands."""
     total = " + ".join(f"{i} * {x}" for i, x in enumerate(names, 1))
     number = len(names) * (len(names) + 1) / 2
     if role == "operands":
@@ -944,7 +947,7 @@ def naming(role: str, names: Sequence[str]) -> Function:
     return define_loss("naming", f"({total}) * in_place + other", ["in_place", "other"], reference=reference, **fields)
 
 
-#: Names as operands, of which a kernel has few, in every fourth kernel; in other roles one kernel has all names.
+#: Names as operands, of which a kernel has few: every fourth kernel. In other roles, one kernel has all names.
 ROLES = [
     *(pytest.param("operands", x, id=f"operands-{x[0]}") for x in chunks(WORDS)[:: short_or_full(4, 1)]),
     *(pytest.param(role, WORDS + OTHERS, id=role) for role in ("parameters", "flags", "let")),
@@ -995,7 +998,7 @@ REFUSED = {
     ("name", "message"), [pytest.param(x, m, id=ascii(x)) for m, names in REFUSED.items() for x in names]
 )
 def test_names_that_are_refused(name: Any, message: str) -> None:
-    """As an operand, a parameter, a flag and a part: before anything is compiled or executed."""
+    """Names of operands, parameters, flags and parts are checked before anything is compiled or executed."""
     for fields in (
         {"operands": [name]},
         {"operands": ["z", Operand(name, "")]},
@@ -1029,7 +1032,7 @@ def test_names_of_losses(name: str, device: str) -> None:
 
 
 class Hostile(float):
-    """A number whose text is code."""
+    """A number whose ``repr`` is code."""
 
     def __repr__(self) -> str:
         return "1 / 0"

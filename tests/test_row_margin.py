@@ -1,4 +1,4 @@
-"""Margin losses of rows of scores: exact cases, kernels against formulas in float64, and what surrounds them."""
+"""Margin losses of rows of scores: exact cases, kernels against float64 formulas, transforms, graphs, arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 
 
 def drawn(function: Any, rows: int, classes: int, dtype: torch.dtype = f64, labels: int = 0, longest: int = 3) -> Any:
-    """Scores, and labels of which the first is ignored, or lists of labels with anything behind their ends."""
+    """Draws scores, and labels (the first one ignored) or lists of labels with arbitrary numbers after their ends."""
     generator = torch.Generator().manual_seed(rows + classes)
     scores = torch.randn(rows, classes, generator=generator, dtype=torch.float64).to(dtype)
     if function is ONE:
@@ -49,7 +49,7 @@ def drawn(function: Any, rows: int, classes: int, dtype: torch.dtype = f64, labe
 def gradients(
     function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any
 ) -> list[torch.Tensor]:
-    """The value, and the gradient of the scores."""
+    """Returns the value, and the gradient with respect to the scores."""
     scores = operands[0].detach().requires_grad_()
     value = function(scores, operands[1], **options)
     upstream = torch.linspace(0.5, 2, max(1, value.numel()), dtype=value.dtype, device=value.device)
@@ -58,7 +58,7 @@ def gradients(
 
 
 def exact(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> Any:
-    """The results of the formula, in float64, on the CPU."""
+    """Returns the results of the formula in float64 on the CPU."""
     wide = {k: x.cpu() if isinstance(x, torch.Tensor) else x for k, x in options.items()}
     before = plans.use_host(None)
     try:
@@ -68,7 +68,7 @@ def exact(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale:
 
 
 def agree(function: Callable[..., Any], operands: Sequence[torch.Tensor], **options: Any) -> None:
-    """Value and gradients of the kernels are those of the formula."""
+    """Asserts that kernels give the value and gradients of the formula."""
     for a, b in zip(gradients(function, operands, **options), exact(function, operands, **options), strict=True):
         tolerance = 2e-12 if a.dtype == f64 else 2 * torch.finfo(a.dtype).eps
         torch.testing.assert_close(a.cpu().double(), b, rtol=tolerance, atol=tolerance / 4, equal_nan=True)
@@ -152,7 +152,7 @@ def test_dtypes(function: Any, dtype: torch.dtype) -> None:
     agree(function, drawn(function, 9, 130, dtype))
 
 
-#: Rows and classes: lanes of several widths, warps, and blocks; with edges of vectors, and without.
+#: Numbers of rows and classes: subwarps of several widths, warps and blocks share a row, with and without edge elements.
 SIZES = [(70, 3), (9, 130), (5, 133), (3, 1100), (2, 4203)]
 
 
@@ -169,7 +169,7 @@ def test_lengths(size: tuple[int, int], reduction: str) -> None:
     [(3, 133, False), (2, 1103, True), *short_or_full([], [(3, 133, True), (2, 1103, False)])],
 )
 def test_long_lists(rows: int, classes: int, ties: bool, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
-    """Lists that are sorted on the chip, and those that have no room there; scores that are equal."""
+    """Covers lists that are sorted on chip, lists that do not fit there, and equal scores."""
     scores, target = drawn(LISTS, rows, classes, f32, longest=classes - 30)
     scores = (2 * scores).round() / 2 if ties else scores
     agree(LISTS, (scores, target), reduction="none")
@@ -188,14 +188,14 @@ def test_warps_leave_rows_of_long_lists_to_their_block(monkeypatch: pytest.Monke
     target[1:3, 0] = -1
     target[3, :3] = torch.tensor([5, 5, -1])
     target[4, :2] = torch.tensor([7, -1])
-    # The score of a label that is not finite makes a short list one that a block takes.
+    # If the score of a label is not finite, the block processes even a short list.
     scores[4, 7] = inf
     agree(LISTS, (scores, target))
 
 
 @pytest.mark.kernels
 def test_long_lists_of_infinite_scores() -> None:
-    """NaN and infinite scores of labels, and of others, in rows whose lists are sorted otherwise."""
+    """Labels or other classes have NaN and infinite scores, in rows whose lists would otherwise be sorted."""
     scores, target = drawn(LISTS, 6, 133, f32, longest=90)
     target[1:] = target[0]
     label, other = int(target[0, 50]), next(c for c in range(133) if c not in target[0, :90].tolist())
@@ -209,7 +209,7 @@ def test_long_lists_of_infinite_scores() -> None:
     [(ONE, "subwarp"), (ONE, "apart"), (LISTS, "block")], [(f, x) for f in (ONE, LISTS) for x in LAYOUTS]
 ))  # fmt: skip
 def test_checks(function: Any, layout: str) -> None:
-    """The checks of `scripts/compare.py`, in each layout."""
+    """Runs the checks of `scripts/compare.py` in each layout."""
     outcome = perform(Check(function.loss, function.loss.cases[-1], ("float32",), layout=layout))
     assert outcome.ok, outcome.problems
 
@@ -232,7 +232,7 @@ def test_reductions(reduction: str, masked: bool) -> None:
         scores, target = drawn(function, 6, 10)
         options: dict[str, Any] = {"reduction": reduction}
         if masked:
-            # Not all rows count, which gradients of few rows assume until they are verified.
+            # Not all rows count, although gradients of few rows assume so until they are verified.
             options["mask"] = torch.tensor([True, False, True, True, False, True], device=KERNELS)
             scores[1], scores[4] = nan, inf
         if function is ONE:
@@ -243,7 +243,7 @@ def test_reductions(reduction: str, masked: bool) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("dim", "copied"), [(0, False), (1, True), (-1, False)])
 def test_class_dim(dim: int, copied: bool, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
-    """Images, with classes in any dimension, are the rows that they consist of: read in place, or from copies."""
+    """Images with classes in any dimension, read in place or from copies, have the bits of contiguous rows."""
     if copied:
         monkeypatch.setattr(margin_layout, "GATHERED_ELEMENTS", 0)
         fresh_plans()
@@ -264,7 +264,7 @@ def test_class_dim(dim: int, copied: bool, monkeypatch: pytest.MonkeyPatch, fres
 def test_rows_apart_in_place(
     dtype: torch.dtype, reduction: str, warps: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
-    """Images of many pixels are read in place, with what does not count, NaN, and labels that are no class."""
+    """Images of many pixels are read in place, with rows that do not count, NaN, and labels out of range."""
     monkeypatch.setattr(margin_layout, "APART_BYTES", 0)
     monkeypatch.setattr(margin_layout, "SHARING_WARPS", warps)
     kinds = noted(monkeypatch)
@@ -281,7 +281,7 @@ def test_rows_apart_in_place(
 @pytest.mark.kernels
 @pytest.mark.parametrize(("dtype", "gap"), [(f32, 0), (bf16, 3)])
 def test_a_cluster_per_row(dtype: torch.dtype, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
-    """Few long rows: what does not count, NaN, and a scale of the gradients that nobody expects."""
+    """Covers few long rows, with rows that do not count, NaN, and a grad_output that forward does not expect."""
     monkeypatch.setattr(margin_layout, "MAX_BLOCK_THREADS", 64)
     monkeypatch.setattr(margin_layout, "CLUSTERED_VECTORS", 1)
     clusters = noted(monkeypatch, "cluster")
@@ -303,7 +303,7 @@ def test_a_cluster_per_row(dtype: torch.dtype, gap: int, monkeypatch: pytest.Mon
     [(8, 65536, 8), (9, 65536, 4), (8, 65532, 4), (32, 16384, 2), (32, 8192, 1), (33, 1 << 20, 1), (1, 2048, 1)],
 )
 def test_blocks_of_a_long_row(rows: int, classes: int, cluster: int) -> None:
-    """Blocks share a row as long as each has vectors for all threads, and multiprocessors would be idle."""
+    """Blocks share a row if each has vectors for all its threads and multiprocessors would otherwise be idle."""
     scores, one = RowStrides((classes,), 1, 4, 0), [(1,)] * 3
     for chip, expected in ((Chip(clusters=True), cluster), (Chip(), 1)):
         found = margin_layout.layout((rows,), classes, scores, scores, one, 0, None, True, chip)
@@ -318,14 +318,14 @@ def test_blocks_of_a_long_row(rows: int, classes: int, cluster: int) -> None:
      (511, 2048, "block", 64), (65536, 1000, "subwarp", 16)],
 )  # fmt: skip
 def test_threads_of_a_long_row(rows: int, classes: int, kind: str, width: int) -> None:
-    """A warp takes a row of many; of fewer, threads take twice as many vectors as of few rows."""
+    """With many rows a warp processes each; with fewer, a thread has twice as many vectors as with few rows."""
     scores, one = RowStrides((classes,), 1, 4, 0), [(1,)] * 3
     found = margin_layout.layout((rows,), classes, scores, scores, one, 0, None, True, Chip())
     assert (found.kind, found.width) == (kind, width)
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, field: str = "kind", choice: str = "layout") -> set[Any]:
-    """A field of all layouts that a function of `margin_layout` chooses from now on."""
+    """Records a field of all layouts that the function ``choice`` of `margin_layout` returns from now on."""
     values, layout = set[Any](), getattr(margin_layout, choice)
 
     def noting(*given: Any) -> Any:
@@ -349,8 +349,8 @@ def has_clusters() -> bool:
 def test_a_thread_per_list(
     dtype: torch.dtype, classes: int, places: int, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
-    """Rows of lists by threads: of all lengths, with repeated labels, with what does not count, and next to each
-    other.
+    """Each thread processes a row with a list: lists of all lengths, repeated labels, rows that do not count, and rows
+    that are adjacent in memory.
     """
     for name in ("THREAD_LISTS", "APART_LISTS"):
         monkeypatch.setattr(margin_layout, name, 0)
@@ -363,7 +363,7 @@ def test_a_thread_per_list(
     for reduction in ("mean", "none"):
         agree(LISTS, (scores, target), reduction=reduction)
     agree(LISTS, (scores.t().contiguous().t(), target))
-    # Copied, since other threads would read them where they lie.
+    # These are copied, although other layouts would read so few scores in place.
     agree(LISTS, (scores.repeat_interleave(3, 1)[:, ::3], target))
     scores[mask.logical_not()] = nan
     agree(LISTS, (scores, target), mask=mask)
@@ -392,8 +392,9 @@ def test_short_lists(
     monkeypatch: pytest.MonkeyPatch,
     fresh_plans: Any,
 ) -> None:
-    """Rows of lists whose labels the lanes of a warp read for each other: of all lengths, with what does not count, bad
-    labels, and scores that are not finite or far apart. Rows have a gap behind them, or one element in front of all.
+    """The lanes of a warp read the labels of short lists for each other: lists of all lengths, rows that do not count,
+    labels out of range, and scores that are not finite or far apart. Each row is followed by a gap, or all rows are
+    preceded by one element.
     """
     sizes = {"THREAD_LISTS": 0, "WARP_CHUNKS": 2, "SUBWARP_THREADS": 64, "RESIDENT_THREADS": 64}
     for name, value in sizes.items():
@@ -431,7 +432,7 @@ def test_rows_that_lie_otherwise_than_their_gradients(
     function: Any, dtype: torch.dtype, classes: int, gap: int, step: int, p: int,
     monkeypatch: pytest.MonkeyPatch, fresh_plans: Any,
 ) -> None:  # fmt: skip
-    """Scores with a gap behind each row, or behind each class, are read to the vectors of their gradients."""
+    """Scores with a gap after each row, or after each class, are read into the vectors of their gradients."""
     monkeypatch.setattr(margin_layout, "GATHERED_ELEMENTS", 0)
     chosen = noted(monkeypatch, "scores")
     fresh_plans()
@@ -454,7 +455,7 @@ def test_few_long_rows_with_a_step_are_copied(rows: int, classes: int, in_place:
 
 @pytest.mark.kernels
 def test_edges_of_many_rows(monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -> None:
-    """Few lanes share a row, each of which takes several of the classes in front of its vectors and behind."""
+    """Few lanes share a row, so each processes several edge elements, before the first and after the last vector."""
     monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
     edges = noted(monkeypatch, "edges")
     fresh_plans()
@@ -469,7 +470,7 @@ def test_edges_of_many_rows(monkeypatch: pytest.MonkeyPatch, fresh_plans: Any) -
 def test_a_thread_per_label(
     dtype: torch.dtype, classes: int, gap: int, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
-    """Rows of few classes by threads, with what does not count, scores that are not finite, and bad labels."""
+    """Each thread processes a row of few classes: ignored rows, scores that are not finite, labels out of range."""
     monkeypatch.setattr(margin_layout, "THREAD_LISTS", 0)
     fresh_plans()
     scores, target = drawn(ONE, 75, classes, dtype)
@@ -493,7 +494,7 @@ def test_a_thread_reports_a_label_that_is_no_class(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.kernels
 def test_rows_that_lie_anywhere() -> None:
-    """Rows with gaps, rows that begin anywhere, and one row for all."""
+    """Covers rows with gaps, misaligned rows, strided classes, and one row expanded to all."""
     for function in (ONE, LISTS):
         scores, target = drawn(function, 9, 130, f32, labels=5)
         plain = gradients(function, (scores, target), reduction="none")
@@ -539,7 +540,7 @@ def test_many_rows_are_counted_before(monkeypatch: pytest.MonkeyPatch, fresh_pla
 
 @pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
 def test_bits_in_any_order_and_grid() -> None:
-    """Also of a value without its gradients."""
+    """Results do not depend on grid and thread order, nor does a value depend on its gradients."""
     for function, labels in ((ONE, 0), (LISTS, 6), (LISTS, 133)):
         scores, target = (x.cpu() for x in drawn(function, 40, 133, f32, labels=labels, longest=60))
         found = []
@@ -552,13 +553,13 @@ def test_bits_in_any_order_and_grid() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Labels that are no class
+# Labels out of range
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("label", [4, -1, -(2**31), 2**40])
 def test_bad_labels(label: int) -> None:
-    """The row is NaN without a gradient, and the others are what they are."""
+    """The row of the label is NaN with a gradient of 0, and other rows are unaffected."""
     scores = torch.tensor([X, X], dtype=f64, device=KERNELS)
     target = torch.tensor([1, label], device=KERNELS)
     value, slope = gradients(ONE, (scores, target), 2.0, reduction="none", check_targets="off")
@@ -596,7 +597,7 @@ def test_bad_labels_of_lists(label: int, dim: int) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_second_derivatives(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of squared hinges, and zeros of others, without a formula."""
+    """Kernels compute those of squared hinges, without the formula; those of other hinges are 0."""
     monkeypatch.setattr(formulas, "hvp", None)
     scores, target = drawn(ONE, 3, 5)
     leaf = scores.requires_grad_()
@@ -619,8 +620,8 @@ def test_second_derivatives(reduction: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_products_of_second_derivatives(
     shape: tuple[int, int], dtype: torch.dtype, transposed: bool, monkeypatch: pytest.MonkeyPatch, fresh_plans: Any
 ) -> None:
-    """Rows in vectors, of odd sizes, by a cluster of blocks, and of classes that lie apart; weights, ignored and masked
-    rows, NaN.
+    """Covers rows of whole vectors, rows of odd sizes, rows shared by a cluster, and strided classes, with weights,
+    ignored and masked rows, and NaN.
     """
     shared = shape[1] == 1005
     if shared:
@@ -675,7 +676,7 @@ def test_transforms(function: Any, reduction: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.kernels
 @pytest.mark.parametrize(("function", "reduction"), in_turn([ONE, LISTS], ["mean", "none"]))
 def test_a_compiled_graph(function: Any, reduction: str) -> None:
-    """In one graph, with the bits of eager mode: torch's own is wrong for lists."""
+    """A single graph gives the bits of eager mode. A graph of torch's own loss is wrong for lists."""
     torch.compiler.reset()
     scores, target = drawn(function, 3, 5)
     leaf = scores.requires_grad_()
@@ -712,7 +713,7 @@ def test_numpy(function: Any) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_of_nothing(reduction: str) -> None:
-    """No rows, and rows without places for labels: of a mean of nothing NaN with gradients of 0."""
+    """Covers no rows, and lists without places. A mean of nothing is NaN with gradients of 0."""
     for function, labels in ((ONE, torch.ones(0).long()), (LISTS, torch.ones(0, 3).long())):
         found = gradients(function, (torch.ones(0, 3, device=KERNELS), labels.to(KERNELS)), reduction=reduction)
         assert found[0].shape == ((0,) if reduction == "none" else ()) and found[1].shape == (0, 3)
@@ -735,7 +736,7 @@ S, Y = torch.ones(2, 3), torch.zeros(2).long()
     ("function", "operands", "options", "kind", "message"),
     [
         (ONE, (torch.ones(()), Y), {}, ValueError, "`input` needs a class dimension"),
-        (ONE, (torch.ones(2, 0), Y), {}, ValueError, "`input` must have a class at least"),
+        (ONE, (torch.ones(2, 0), Y), {}, ValueError, "`input` must have at least one class"),
         (ONE, (S, torch.zeros(3).long()), {}, ValueError, "`target` must have the shape of `input` without"),
         (ONE, (torch.ones(2, 3, 4), torch.zeros(2, 3).long()), {}, ValueError, "If the classes are in dimension -1"),
         (ONE, (S, Y), {"class_dim": 2}, ValueError, "`class_dim` must be within"),
@@ -759,7 +760,7 @@ def test_wrong_arguments(function: Any, operands: Any, options: Mapping[str, Any
 
 
 def test_the_twins_of_torch() -> None:
-    """Values and gradients of Modules are torch's where those are right."""
+    """Modules give torch's values where these are right."""
     weight = torch.rand(6, dtype=f64)
     for name, function, options in (
         ("MultiMarginLoss", ONE, {"p": 2, "margin": 0.5, "weight": weight}),
@@ -775,7 +776,7 @@ def test_the_twins_of_torch() -> None:
 
 @pytest.mark.kernels
 def test_torchs_functions_are_served() -> None:
-    """By kernels within `patch_torch`, but for values whose shape or dtype would be another."""
+    """Within `patch_torch`, kernels serve them, except where the value would have another shape or dtype."""
     with cupylosses.patch_torch() as report:
         for function, module in ((ONE, "MultiMarginLoss"), (LISTS, "MultiLabelMarginLoss")):
             scores, target = drawn(function, 6, 5, f32)

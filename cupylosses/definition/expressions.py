@@ -160,7 +160,7 @@ class _Checker:
             complete = self.go_on(token) if complete else self.begin(token, before)
             before = token
         if not complete:
-            self.fail(tokens[-1], f"something is missing behind `{tokens[-1].text}`.")
+            self.fail(tokens[-1], f"something is missing after `{tokens[-1].text}`.")
         if self.levels[-1].opened:
             self.fail(self.levels[-1].opened, "the parentheses do not match: this one is not closed.")
 

@@ -145,7 +145,7 @@ class LinearSoftmaxLoss(Definition):
     @property
     def symbols(self) -> str:
         return (
-            f"{self.of_logits.symbols[:-1]}; and the logits input @ linear_weight.T + linear_bias in place of `input`."
+            f"{self.of_logits.symbols[:-1]}; and the logits input @ linear_weight.T + linear_bias instead of `input`."
         )
 
     @property

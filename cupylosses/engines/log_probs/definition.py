@@ -152,9 +152,9 @@ _TEXTS = {
 }
 
 _MAIN_GRAD = (
-    "Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to which the "
-    "products of backward add the gradient of `linear_weight`, in place of memory for it; `linear_weight.grad` stays "
-    f"as it is. {REDUCED_APART} For eager backward of torch only. Default None."
+    "Contiguous tensor in the shape of `linear_weight`, of float32 (float64 for float64 operands), to which the matrix "
+    "products of backward add the gradient of `linear_weight` instead of allocating it; `linear_weight.grad` stays as "
+    f"it is. {REDUCED_APART} For eager backward of torch only. Default None."
 )
 
 

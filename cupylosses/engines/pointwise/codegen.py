@@ -50,7 +50,7 @@ SUMMING = (*FUNCTOR, "pointwise/sum_over.cuh")
 KINDS = {
     "value": "the reduced value",
     "value_and_gradient": "the reduced value and the gradients for the expected grad_output, in backward the true one",
-    "verify_gradient": "of gradients that are summed beside the value: those for the true grad_output, from the sums",
+    "verify_gradient": "the gradients for the true grad_output, from the sums that were accumulated beside the value",
     "elements": "a value per element",
     "elements_gradient": "the gradients for a grad_output per element, or partial sums of them",
     "combine_gradients": "the gradients of broadcast operands from these partial sums",

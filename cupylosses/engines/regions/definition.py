@@ -53,19 +53,19 @@ PARAMETERS: Mapping[str, Parameter] = {
         Parameter(
             "smooth_nr",
             0.0,
-            "Added to the numerator of the score S. A constant that a library writes beside 2 I is twice this one.",
+            "Added to the numerator of the score S. A constant that a library adds to 2 I is twice this one.",
             minimum=0.0,
         ),
         Parameter(
             "smooth_dr",
             0.0,
-            "Added to the denominator of S; of a constant beside sum p + sum t it is one half.",
+            "Added to the denominator of S. A constant that a library adds to sum p + sum t is twice this one.",
             minimum=0.0,
         ),
         Parameter(
             "floor",
             0.0,
-            "Lower bound of the denominator, which is a constant below it and follows the operands from it on.",
+            "Lower bound of the denominator. Below it the denominator is a constant, with derivatives 0.",
             minimum=0.0,
         ),
         Parameter(
@@ -83,7 +83,7 @@ PARAMETERS: Mapping[str, Parameter] = {
             minimum=0.0,
             exclusive=True,
         ),
-        Parameter("offset", 1.0, "What S is subtracted from: 1, or 0 for the loss -S."),
+        Parameter("offset", 1.0, "Number that S is subtracted from: 1, or 0 for the loss -S."),
     )
 }
 
@@ -116,10 +116,10 @@ FLAGS: Mapping[str, Flag] = {
         Flag(
             "gamma_over",
             "group",
-            "What `gamma` is the exponent of: the loss of each 'group', or their 'mean'.",
+            "Base of the exponent `gamma`: the loss of each 'group', or their 'mean'.",
             ("group", "mean"),
         ),
-        Flag("log_loss", False, "If True, the loss of a group is -log max(S, log_floor) in place of offset - S."),
+        Flag("log_loss", False, "If True, the loss of a group is -log max(S, log_floor) instead of offset - S."),
         Flag(
             "absent",
             "skip",
@@ -330,8 +330,8 @@ class RegionLoss(Definition):
         texts = dict(_COMMON_TEXTS)
         presets = ", ".join([f"'{x}'" for x in self.presets])
         texts["preset"] = (
-            f"Settings of a library or paper, one of {presets}; those that are given besides take precedence. Default "
-            "None, the defaults that are named here."
+            f"Settings of a library or paper, one of {presets}; arguments that are passed as well take precedence. "
+            "Default None, the defaults listed here."
             if presets
             else "Must be None."
         )

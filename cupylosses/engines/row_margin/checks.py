@@ -50,12 +50,12 @@ def _shapes(call: Rows) -> None:
     first, second = (x.name for x in loss.operands)
     shape, given = tuple(call.input.shape), tuple(call.target.shape)
     if call.classes == 0:
-        raise ValueError(f"{loss.name}: `{first}` must have a class at least, got shape {shape}.")
+        raise ValueError(f"{loss.name}: `{first}` must have at least one class, got shape {shape}.")
     if loss.several:
         if len(given) != len(shape) or without(given, dim) != rows:
             raise ValueError(
-                f"{loss.name}: `{second}` must have the shape of `{first}` but for the number of labels in the class "
-                f"dimension {dim}, got `{first}` of shape {shape} and `{second}` of shape {given}. Fill lists of "
+                f"{loss.name}: `{second}` must have the shape of `{first}` except for the number of labels in the "
+                f"class dimension {dim}, got `{first}` of shape {shape} and `{second}` of shape {given}. Fill lists of "
                 f"labels up with {END}."
             )
     elif given != rows:
@@ -93,6 +93,6 @@ def bad_label(loss: MarginLoss, position: Sequence[int], value: int, classes: in
         return softmax_checks.bad_label(loss, position, value, classes, alike)
     where = f"[{', '.join(map(str, position))}]" if position else ""
     return IndexError(
-        f"{loss.name}: `{loss.operands[-1].name}{where}` must be a class index, 0 to {classes - 1}, or {END} behind "
+        f"{loss.name}: `{loss.operands[-1].name}{where}` must be a class index, 0 to {classes - 1}, or {END} after "
         f"the last label of the row, got {value} for {classes} class{'es' * (classes != 1)}."
     )

@@ -167,7 +167,7 @@ def bad_label(loss: SequenceLoss, position: Sequence[int], value: int, classes: 
     at = ", ".join(map(str, position))
     return IndexError(
         f"{loss.name}: `targets[{at}]` must be a class, 0 to {classes - 1}, other than `blank`, got {value}. Labels "
-        "behind `target_lengths` are not read; check_targets='off' turns this check off."
+        "past `target_lengths` are not read; check_targets='off' turns this check off."
     )
 
 

@@ -146,7 +146,7 @@ class SequenceLoss(Definition):
 
 _TEXTS = COMMON_TEXTS | {
     "blank": "Class of the blank, 0 to C - 1.",
-    "zero_infinity": "If True, samples whose target has no alignment have loss 0 in place of inf. Their gradient is 0 "
+    "zero_infinity": "If True, samples whose target has no alignment have loss 0 instead of inf. Their gradient is 0 "
     "either way.",
     "batch_first": "If True, the first operand has shape (N, T, C).",
     "weight": "Factor of each sample's loss, a constant that broadcasts to (N,). A sample of weight 0 is not read, and "

@@ -42,9 +42,9 @@ class SequenceFunction(SequenceLoss):
         return {
             **super().common_texts,
             "input_lengths": "Number of frames of each sample, at most T: integers in a tensor or an array on any "
-            "device, of shape (N,) or (N, 1), in a tuple or a list; one for one sample. Frames behind it are not read. "
+            "device, of shape (N,) or (N, 1), in a tuple or a list; one for one sample. Later frames are not read. "
             "Default None, all T.",
-            "target_lengths": "Number of labels of each sample, likewise, at most S. Default None, all S.",
+            "target_lengths": "Number of labels of each sample, at most S, in the same form. Default None, all S.",
             "check_targets": "When labels that are no class, and lengths out of range, raise: 'sync' at once, which "
             "waits for the GPU; 'lazy' at the next call after a kernel has found one; 'off' never. What the host knows "
             "is checked at once.",

@@ -49,17 +49,17 @@ class PosteriorFunction(SequenceFunction):
         return {
             **super().common_texts,
             "of": "'classes', or 'positions' for a posterior of each label of the target, which tells repeated labels "
-            "apart, and of the blank behind them.",
+            "apart, and of the blank, which comes last.",
         }
 
     @property
     def result_text(self) -> str:
         return (
-            "The posteriors, in the shape of `log_probs` for classes; for positions with S + 1 in the place of C, of "
-            "which the last is the blank, and those behind `target_lengths` are 0. Float32 (float64 for float64 "
-            "input), on the device and of the library of `log_probs`. Those of a frame add up to 1. Frames behind "
-            "`input_lengths`, and all frames of a target without alignment, or with a label or a length out of range, "
-            "have 0; those of a target for which NaN or +inf counts, NaN."
+            "The posteriors. For classes they have the shape of `log_probs`; for positions C is replaced by S + 1, "
+            "the blank is the last position, and positions past `target_lengths` are 0. Float32 (float64 for float64 "
+            "input), on the device and of the library of `log_probs`. The posteriors of a frame add up to 1. They are "
+            "0 in frames past `input_lengths`, and in all frames of a target without alignment or with a label or a "
+            "length out of range; they are NaN in all frames of a target for which NaN or +inf counts."
         )
 
     @property

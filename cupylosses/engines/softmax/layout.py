@@ -2061,4 +2061,4 @@ def _thread_per_row(classes: int, vec_size: int, itemsize: int) -> tuple[int, in
         if vec_size == 1:
             break
         vec_size //= 2
-    raise ValueError(f"cupylosses: rows of {classes} classes that lie apart are copied first")
+    raise ValueError(f"cupylosses: rows of {classes} strided classes are copied first")
