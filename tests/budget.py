@@ -1,4 +1,4 @@
-"""The parts of a run's processor time, and the limit on its kernels: ``budget.json``, for the suite as a whole.
+"""Processor time of a test run by part, and the limit on its kernels: ``budget.json``, for the suite as a whole.
 
 A kernel counts once, whichever processes request it, and whether or not one of them had it cached.
 """
@@ -27,8 +27,9 @@ def other_seconds() -> float:
 
 
 def times(counters: Counters, python: float, others: float) -> str:
-    """The parts of the processor time of all processes: ``python`` is their own time, ``others`` that of child
-    processes.
+    """Describes the processor time of all processes, by part.
+
+    ``python`` is their own time, ``others`` that of their child processes.
     """
     parts = {
         "compiling for the host": counters.compiling,
@@ -42,23 +43,23 @@ def times(counters: Counters, python: float, others: float) -> str:
 
 
 def kernels(counters: Counters) -> dict[str, int]:
-    """The number of different requested kernels, by compiler."""
+    """Returns the number of different requested kernels, by compiler."""
     return {"host": len(counters.host_kernels), "NVRTC": len(counters.nvrtc_kernels)}
 
 
 def allowed() -> dict[str, int]:
-    """The limits on requested kernels, by compiler."""
+    """Returns the limits on requested kernels, by compiler."""
     return json.loads(PATH.read_text(encoding="utf-8"))
 
 
 def report(counters: Counters) -> str:
-    """The numbers of kernels, beside their limits."""
+    """Describes the numbers of kernels, with their limits."""
     budget = allowed()
     return "kernels: " + ", ".join(f"{n} for {x} (budget {budget[x]})" for x, n in kernels(counters).items())
 
 
 def excess(counters: Counters) -> str | None:
-    """An explanation of the excess over the budget, with the ways out; None if there is none."""
+    """Explains an excess over the budget, with the ways out; returns None if there is no excess."""
     budget, found = allowed(), kernels(counters)
     over = [f"{n} kernels for {x}, {budget[x]} are in the budget" for x, n in found.items() if n > budget[x]]
     if not over:

@@ -7,19 +7,19 @@
 A test with the argument ``loss`` runs for every loss; if it runs kernels, for the representatives only. Further
 markers:
 
-``representatives``  it runs for these only, with or without kernels: it tests shared behaviour;
-``in_turn``          its kernels run for one representative per setting, in turn;
-``every_loss``       it runs for every loss, with kernels: it tests formulas, or has a few kernels per loss;
-``plain``            its kernels are compiled without the check for races, which takes a tenth of the time, and without
-                     optimization: it tests formulas, options, or what surrounds kernels, and tests of the engine check
-                     the same kernels of other losses, dtypes or options;
-``races``            they are checked nevertheless, in a module that is marked ``plain``;
-``programs``         it runs with ``--programs`` or ``--thorough`` only, as .ci/run does: it waits for programs of its
-                     own, such as processes that talk to each other, or the compiler of what Inductor generates; or it
-                     tests the tests, with wrong losses, seeded defects, or kernels that execution on the host must
-                     refuse; or the scripts of benchmarks and sanitizers;
-``thorough``         it runs with ``--thorough`` only. That option also treats every loss like a representative, and
-                     makes the grids of ``grids.py`` exhaustive.
+``representatives``  runs for the representatives only, with or without kernels: it tests shared behaviour;
+``in_turn``          runs kernels of one representative per setting, in turn;
+``every_loss``       runs for every loss, with kernels: it tests formulas, or has few kernels per loss;
+``plain``            compiles its kernels without the check for races, which takes a tenth of the time, and without
+                     optimization: it tests formulas, options or host code, and tests of the engine check the same
+                     kernels for other losses, dtypes or options;
+``races``            checks for races nevertheless, in a module that is marked ``plain``;
+``programs``         runs with ``--programs`` or ``--thorough`` only, as .ci/run does. Such a test waits for other
+                     programs, such as processes that talk to each other or Inductor's compiler; or tests the tests,
+                     with wrong losses, seeded defects, or kernels that execution on the host must reject; or tests
+                     the scripts of benchmarks and sanitizers;
+``thorough``         runs with ``--thorough`` only. That option also treats every loss like a representative, and makes
+                     the grids of ``grids.py`` exhaustive.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all tests are collected, since hardly anything of what that makes is garbage
-    # Several processes run tests, and torch would start a thread per core in each: with two workers on two cores that
-    # took two to six times as long.
+    gc.disable()  # until all tests are collected, since hardly any object created until then is garbage
+    # Several processes run tests, and torch would start one thread per core in each: with two workers on two cores,
+    # tests took two to six times as long.
     torch.set_num_threads(1)
     config.stash[COUNTS], config.stash[SECONDS] = Counter(), Counter()
     # Before any test module is imported, since parametrization uses it.
@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_make_parametrize_id(val: Any) -> str | None:
-    """Losses, parameters and dtypes by their names; pytest handles any other value."""
+    """Names losses, parameters and dtypes in test ids; pytest handles any other value."""
     return grids.identity(val)
 
 
@@ -121,11 +121,11 @@ def runs_kernels(item: pytest.Item) -> bool:
 
 
 def turn(item: pytest.Function) -> Loss:
-    """The representative whose turn it is in a setting of a test. With ``--thorough``, or if the test names its losses,
-    the test's own loss: a named one might never have its turn.
+    """Returns the representative whose turn it is in a setting of a test.
 
-    The name of the test determines the first one, so that selecting tests does not change which representative a test
-    runs.
+    With ``--thorough``, or if the test names its losses, this is the test's own loss, since a named one might never
+    have its turn. Otherwise the name of the test determines the first one, so that selecting tests does not change
+    which representative a test runs.
     """
     if grids.thorough() or names_losses(item):
         return item.callspec.params["loss"]
@@ -134,7 +134,9 @@ def turn(item: pytest.Function) -> Loss:
 
 
 def stays(item: pytest.Item) -> bool:
-    """False for a test marked ``thorough`` or ``programs`` in a run without such tests, and for a loss that the
+    """False if this run leaves out the test.
+
+    A run without the options ``--thorough`` and ``--programs`` leaves out tests with these markers, and losses that the
     representatives cover.
     """
     if item.get_closest_marker("thorough") and not grids.thorough():
@@ -165,7 +167,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # Tens of thousands of tests live until the end; this spares the collector from scanning them again and again.
+    # Tens of thousands of test objects live until the end; freezing them spares the collector from scanning them
+    # repeatedly.
     gc.freeze()
     gc.enable()
 
@@ -180,7 +183,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def over_budget(config: pytest.Config) -> str | None:
-    """The reason to fail a run with ``--budget``, or None. The budget applies to runs without ``--thorough``."""
+    """Returns the reason to fail a run with ``--budget``, or None. The budget does not apply to ``--thorough``."""
     return budget.excess(host.counters) if config.getoption("--budget") and not grids.thorough() else None
 
 
@@ -219,9 +222,9 @@ def counts(request: pytest.FixtureRequest) -> Counter[str]:
 def _kernels_on_the_host(request: pytest.FixtureRequest) -> Iterator[None]:
     """Without a GPU, runs tests marked ``kernels`` on the host, with threads in one of several orders.
 
-    With ``--thorough`` they are checked for undefined behaviour, except tests marked ``formulas``, because it comes
-    from indices and addresses. Without it, accesses are not checked in kernels of element-wise losses other than the
-    representatives, which are the same, and in tests marked ``plain``.
+    With ``--thorough`` these tests also check for undefined behaviour, which comes from indices and addresses, so tests
+    marked ``formulas`` are exempt. Without ``--thorough``, accesses are not checked in tests marked ``plain``, nor for
+    element-wise losses other than the representatives, whose accesses are the same.
     """
     if GPU or not request.node.get_closest_marker("kernels"):
         yield
@@ -254,7 +257,7 @@ def _room(request: pytest.FixtureRequest) -> Iterator[None]:
     ]
 )
 def device(request: pytest.FixtureRequest) -> str:
-    """Devices of a test's tensors: the CPU for the reference formulas, and the device of the kernels."""
+    """Device of a test's tensors: the CPU for the reference formulas, and the device of the kernels."""
     return request.param
 
 
@@ -287,11 +290,11 @@ def fresh_plans() -> Iterator[Callable[[], None]]:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kinds of kernels that losses of class indices have run, in order."""
+    """Kinds of kernels that losses of class indices have run, in order."""
     from cupylosses.engines import execute
     from cupylosses.engines.softmax.plan import SoftmaxPlan
 
-    # A kernel that is compiled ahead does not run.
+    # Kernels compiled in advance do not run, so they must not be recorded.
     monkeypatch.setattr(execute, "begin", lambda *_: None)
     found: list[str] = []
     launcher = SoftmaxPlan.launcher
@@ -328,8 +331,9 @@ sys.meta_path.insert(0, _Hide())
 
 @pytest.fixture
 def python(tmp_path: Path) -> Callable[..., str]:
-    """Runs a program in a new interpreter that finds this cupylosses but not the modules ``without``; returns its
-    output.
+    """Runs a program in a new interpreter, and returns its output.
+
+    The interpreter finds this cupylosses, but not the modules ``without``.
     """
 
     def run(program: str, without: tuple[str, ...] = (), **environment: str) -> str:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from devices import GPU
 
-#: Dtypes that one of the libraries does not exchange, or not in every version, and integers of the same size.
+#: Dtypes that not every version of both libraries exchanges, and integers of the same size.
 _AS_INTEGERS = {torch.bool: torch.uint8, torch.bfloat16: torch.int16}
 
 
 def array(cupy: Any, x: torch.Tensor) -> Any:
-    """A tensor's memory as an array."""
+    """Returns an array that shares a tensor's memory."""
     if x.dtype not in _AS_INTEGERS:
         return cupy.from_dlpack(x)
     dtype: Any = "bool"
@@ -26,7 +26,7 @@ def array(cupy: Any, x: torch.Tensor) -> Any:
 
 
 def tensor(x: Any) -> torch.Tensor:
-    """An array's memory as a tensor."""
+    """Returns a tensor that shares an array's memory."""
     if x.dtype.name == "bfloat16":
         return tensor(x.view("int16")).view(torch.bfloat16)
     return torch.from_dlpack(x) if GPU else torch.from_numpy(numpy.asarray(x))

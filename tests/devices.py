@@ -31,7 +31,7 @@ WAIT = 'extern "C" __global__ void wait() { long long t = clock64(); while (cloc
 
 
 def on_gpu(*values: Any) -> list[Any]:
-    """Values of a parameter that would take too long on the host."""
+    """Marks values of a parameter that would take too long on the host, so that they run on a GPU only."""
     return [pytest.param(x, marks=pytest.mark.gpu) for x in values]
 
 
@@ -41,7 +41,7 @@ LARGE_BYTES = 26 << 30
 
 @contextmanager
 def room() -> Iterator[None]:
-    """Waits until the GPU has room for one more large test beside those that other processes run."""
+    """Waits until the GPU has room for one more large test besides those of other processes."""
     fcntl = pytest.importorskip("fcntl", reason="Windows has no file locks of this kind")
 
     def locked(file: TextIO) -> bool:
@@ -62,7 +62,7 @@ def room() -> Iterator[None]:
 
 
 def allocated() -> int:
-    """The bytes of CUDA tensors, after autograd's own thread has released its last result.
+    """Returns the bytes of CUDA tensors, after autograd's own thread has released its last result.
 
     That thread wakes the caller of ``backward`` first, so an unreferenced gradient may live on for a moment, but not
     beyond the thread's next gradient.

@@ -1,5 +1,6 @@
-"""Two processes train a small model, by DistributedDataParallel and by FSDP2, and compute losses of rows of DTensors.
-test_distributed.py runs them.
+"""Training in two processes, by DistributedDataParallel and FSDP2, and losses of rows of DTensors.
+
+test_distributed.py runs this program:
 
 python distributed_training.py LOSSES BACKEND    with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
 """
@@ -29,14 +30,14 @@ ROWS, COLUMNS, STEPS = 8, 6, 3
 
 
 def batch(loss: Loss, step: int, device: str) -> list[Tensor]:
-    """Operands of one step, equal in every process; the model adds to the first of them."""
+    """Returns the operands of one step, equal in every process; the model changes the first of them."""
     count = len(loss.operands)
     shapes = [(ROWS, COLUMNS)] * count
     return samples.operands(loss, loss.values(), ("float32",) * count, shapes, device, seed=step)
 
 
 class Model(nn.Module):
-    """Moves the first operand a little, within its domain."""
+    """Changes the first operand slightly, within its domain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Model(nn.Module):
 def train(
     loss: Loss, model: nn.Module, part: slice, device: str, function: Callable[..., Tensor]
 ) -> tuple[list[float], list[Tensor]]:
-    """Losses and last gradients of a few steps on the rows of this process."""
+    """Returns the losses of a few steps, and the last gradients, on the rows of this process."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     values = []
     for step in range(STEPS):
@@ -71,7 +72,10 @@ def make(device: str) -> Model:
 
 
 def compare_rows(mesh: DeviceMesh, device: str) -> None:
-    """Compares losses of rows of DTensors with those of plain tensors; the batch is no multiple of the processes."""
+    """Compares losses of rows of DTensors with those of plain tensors.
+
+    The number of rows is not a multiple of the number of processes.
+    """
     generator = torch.Generator().manual_seed(0)
     logits, soft = torch.randn(2, 7, 5, generator=generator)
     labels, weight = torch.randint(5, (7,), generator=generator), torch.rand(5, generator=generator)
@@ -110,7 +114,7 @@ def compare_rows(mesh: DeviceMesh, device: str) -> None:
 
 
 class LanguageModel(nn.Module):
-    """A layer, and a head whose weight only the loss reads."""
+    """A layer, and a linear head whose weight only the loss reads."""
 
     def __init__(self, function: Callable[..., Tensor], **options: object) -> None:
         super().__init__()
@@ -123,7 +127,7 @@ class LanguageModel(nn.Module):
 
 
 def log_probs(*operands: Tensor, **options: object) -> Tensor:
-    """A loss of the log-probabilities of a linear layer's output."""
+    """Returns a loss of the log-probabilities of a linear layer's output."""
     return -F.linear_token_log_probs(*operands, **options).mean()
 
 
@@ -134,15 +138,16 @@ def language_model(function: Callable[..., Tensor], device: str, **options: obje
 
 
 def tokens(device: str) -> tuple[Tensor, Tensor]:
-    """Features and labels of the whole batch."""
+    """Returns features and labels of the whole batch."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(ROWS, COLUMNS, generator=generator), torch.randint(40, (ROWS,), generator=generator)
     return x.to(device), y.to(device)
 
 
 def compare_layers(mesh: DeviceMesh, device: str, mine: slice) -> None:
-    """Compares losses of a linear layer in models of DDP and of FSDP2, whose weight is gathered before the model runs,
-    or comes as the DTensor of a head of its own, with those of one process.
+    """Compares losses of a linear layer, in models of DDP and FSDP2, with those of one process.
+
+    In FSDP2 the weight is gathered before the model runs, or is the DTensor of a head that is sharded on its own.
     """
     x, y = tokens(device)
     for function in (F.linear_cross_entropy, log_probs):
@@ -165,9 +170,10 @@ def compare_layers(mesh: DeviceMesh, device: str, mine: slice) -> None:
 
 
 def compare_main_grads(device: str, mine: slice) -> None:
-    """Trains with a `main_grad` under DDP, which reduces every other gradient but not this one, and gives the
-    weight a gradient of 0 unless it looks for unused parameters or is told to leave the weight alone. Reduced
-    afterwards, the `main_grad` is that of one process.
+    """Trains with a `main_grad` under DDP.
+
+    DDP reduces every other gradient but not this one, and gives the weight a gradient of 0 unless it looks for unused
+    parameters or is told to ignore the weight. Reduced afterwards, the `main_grad` is that of one process.
     """
     x, y = tokens(device)
     for function in (F.linear_cross_entropy, log_probs):
@@ -181,7 +187,7 @@ def compare_main_grads(device: str, mine: slice) -> None:
             model = language_model(function, device, main_grad=main_grad)
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
             parallel = DistributedDataParallel(model, find_unused_parameters=find)
-            # A bucket that waited for the weight would stop the second forward.
+            # The second forward would fail if a bucket waited for the weight's gradient.
             for step in range(1, 3):
                 model.zero_grad()
                 parallel(x[mine], y[mine]).backward()
@@ -209,7 +215,7 @@ def main(names: list[str], backend: str) -> None:
     for name in names:
         loss = registry(Loss)[name]
         function = by_position(loss)
-        # One process with the whole batch: the mean of the means of equal parts.
+        # Expected: one process with the whole batch, whose mean is the mean of the means of equal parts.
         _, expected = train(loss, make(device), slice(None), device, function)
         models = {
             "DDP": DistributedDataParallel(make(device), device_ids=[rank] if backend == "nccl" else None),
@@ -228,13 +234,13 @@ def main(names: list[str], backend: str) -> None:
         print("losses of a linear layer agree with one process", flush=True)
         print("a main_grad that is reduced apart agrees with one process", flush=True)
         print("losses of rows of DTensors agree with plain tensors", flush=True)
-    dist.barrier()  # The first process has the store, and no other may still need it.
+    dist.barrier()  # The first process hosts the store, which others may still need.
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     with nullcontext() if sys.argv[2] == "nccl" else host.execution():
         main(sys.argv[1].split(","), sys.argv[2])
-    # A thread of torch's may be alive when its destructors run, which then terminate the process with an error.
+    # A thread of torch may be alive when torch's destructors run, which then terminate the process with an error.
     sys.stdout.flush()
     os._exit(0)

@@ -1,6 +1,6 @@
-"""Deliberate versions of common mistakes in the expressions of a loss, one at a time.
+"""Mutants of loss definitions: common mistakes in expressions, one at a time.
 
-Each mutant is a definition that differs from the right one in one token of one expression, and is named by its mistake.
+Each mutant differs from the correct definition in one token of one expression, and is named after its mistake.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _INSTEAD = {
 
 
 def mutants(loss: Loss) -> Iterator[tuple[str, str, Loss]]:
-    """The kind of each mistake, its place, and the definition that has it."""
+    """Yields the kind of each mistake, its place, and the definition that contains it."""
     for part, index in _parts(loss):
         expression = getattr(loss, part)[index] if index else getattr(loss, part)
         for token in _TOKENS.finditer(expression):
@@ -55,7 +55,7 @@ def mutants(loss: Loss) -> Iterator[tuple[str, str, Loss]]:
                 changed = {**getattr(loss, part), index: written} if index else written
                 try:
                     wrong = replace(loss, **{part: changed})
-                except ValueError:  # No expression of these names.
+                except ValueError:  # not a valid expression
                     continue
                 yield kind, f"{loss.name}.{index or part}: {expression} became {written}", wrong
 
@@ -67,7 +67,7 @@ def _parts(loss: Loss) -> Iterator[tuple[str, str]]:
 
 
 def _mistakes(loss: Loss, token: str, behind: str) -> Iterator[tuple[str, str]]:
-    """Kinds of mistakes at a token, with the replacement."""
+    """Yields the kinds of mistakes at a token, each with its replacement."""
     for kind, pairs in _INSTEAD.items():
         if token in pairs:
             yield kind, pairs[token]

@@ -1,4 +1,4 @@
-"""Stand-ins for GPU-only features, so that benchmark code runs on the CPU: the times mean nothing."""
+"""Stand-ins for GPU-only features, so that benchmark code runs on the CPU, with meaningless times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PEAK = 4 << 20
 
 
 class Event:
-    """A GPU event with the host's clock."""
+    """A GPU event that reads the host's clock."""
 
     def record(self) -> None:
         self.time = perf_counter()
@@ -28,7 +28,7 @@ class Event:
 
 
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands on the CPU."""
+    """Places operands on the CPU."""
     monkeypatch.setattr(workloads, "DEVICE", "cpu")
     monkeypatch.setattr(throughput, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -36,7 +36,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands on the CPU, and stand-ins for clocks, memory counters and a cache."""
+    """Places operands on the CPU, and replaces clocks, memory counters and the cleaning of the cache."""
     on_cpu(monkeypatch)
     monkeypatch.setattr(timing, "event", Event)
     monkeypatch.setattr(timing, "_cycles_per_second", lambda: 1e9)

@@ -1,8 +1,8 @@
 """Parameters of tests: short selections, and exhaustive grids with ``--thorough``.
 
-A formula is checked apart from the kernels, for every loss, parameter and dtype. Layouts, dtypes and reductions, which
+Formulas are tested separately from kernels, for every loss, parameter and dtype. Layouts, dtypes and reductions, which
 the kernels add, do not depend on the loss. For these the short selections go through each axis in turn, so that every
-value of every axis occurs, and ``--thorough`` goes through the product.
+value of every axis occurs; ``--thorough`` goes through the product.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ def thorough() -> bool:
 
 
 def short_or_full(short: T, full: T) -> T:
-    """``full`` with ``--thorough``, else ``short``: for a test that makes its own selection."""
+    """Returns ``full`` with ``--thorough``, else ``short``: for tests that make their own selection."""
     return full if thorough() else short
 
 
 def in_turn(*axes: Sequence[Any], times: int = 1) -> list[tuple[Any, ...]]:
-    """Settings of several axes: their product with ``--thorough``, else just enough that every value of each axis
-    occurs.
+    """Returns settings of several axes: their product with ``--thorough``, else a short selection with every value.
 
     The short selection has as many settings as the longest axis has values, or ``times`` as many, to cover more pairs.
     Setting ``i`` takes value ``i`` of every axis, modulo its length; each further round shifts the axes against one
@@ -59,7 +58,7 @@ def in_turn(*axes: Sequence[Any], times: int = 1) -> list[tuple[Any, ...]]:
 
 
 def identity(value: Any) -> str | None:
-    """The text of losses, parameters, names and tuples of these in the name of a test; None for anything else."""
+    """Returns the text of losses, parameters, names and tuples of these in test ids; None for anything else."""
     if isinstance(value, Loss):
         return value.name
     if isinstance(value, Mapping) and all(isinstance(x, (bool, int, float, str)) for x in value.values()):
@@ -72,7 +71,7 @@ def identity(value: Any) -> str | None:
 
 LOSSES = tuple(registry(Loss).values())
 REPRESENTATIVES = representatives()
-#: The one with the fewest kernels.
+#: Representative with the fewest kernels.
 FEWEST = min(REPRESENTATIVES, key=lambda x: (len(x.operands), len(x.parameters), len(x.flags)))
 
 #: Every loss with every set of parameters in its definition.
@@ -80,8 +79,10 @@ CASES = [(loss, case) for loss in LOSSES for case in loss.cases]
 
 
 def reference_and_kernels(names: str, *axes: Sequence[Any], kernels: Sequence[tuple[Any, ...]] | None = None) -> Any:
-    """Parametrizes ``names`` and ``device``: the product of the axes on the reference path, and these settings in
-    kernels. Without ``--thorough``, kernels go through the axes in turn unless ``kernels`` lists other settings.
+    """Parametrizes ``names`` and ``device``.
+
+    The reference path runs the product of the axes. Without ``--thorough``, kernels go through the axes in turn, or run
+    the settings in ``kernels``.
     """
     every = list(product(*axes))
     few = short_or_full(in_turn(*axes) if kernels is None else list(kernels), every)
@@ -95,12 +96,12 @@ def _title(setting: tuple[Any, ...]) -> str:
 
 
 def by_reference_and_kernels(test: Any) -> Any:
-    """Runs a test for each representative on the reference path, and in kernels for the one with most operands."""
+    """Runs a test for each representative on the reference path, and in kernels for the one with the most operands."""
     largest = max(REPRESENTATIVES, key=lambda x: len(x.operands))
     return reference_and_kernels("loss", REPRESENTATIVES, kernels=[(largest,)])(test)
 
 
-#: Dtypes of the operands, and torch's promotion of them.
+#: Dtypes of the operands, and the dtype that torch promotes them to.
 MIXED = {
     ("float32", "bfloat16"): "float32",
     ("bfloat16", "float32"): "float32",
@@ -116,7 +117,7 @@ MIXED = {
 
 
 def mixtures() -> list[tuple[Loss, tuple[str, ...]]]:
-    """Each mixture with a representative that takes it, in turn; with ``--thorough``, with every loss."""
+    """Pairs each mixture with a representative that accepts it, in turn; with ``--thorough``, with every such loss."""
     possible = {dtypes: [x for x in LOSSES if Check(x, dtypes=dtypes).possible] for dtypes in MIXED}
     if thorough():
         return [(loss, dtypes) for dtypes, losses in possible.items() for loss in losses]
@@ -124,7 +125,7 @@ def mixtures() -> list[tuple[Loss, tuple[str, ...]]]:
     return [(losses[i % len(losses)], dtypes) for i, (dtypes, losses) in enumerate(few.items())]
 
 
-#: One element; around a vector of each width; around one step of a warp (32 lanes, 4 vectors, each width).
+#: Few elements; sizes around a vector of each width; around one step of a warp (32 lanes, 4 vectors, each width).
 SIZES = sorted(
     {1, 2, 3}
     | {lanes * k + d for lanes in (2, 4, WIDEST) for k in (1, 2) for d in (-1, 0, 1)}

@@ -1,4 +1,4 @@
-"""PyTorch's test data for its own losses, and the comparison of a function with torch's on it.
+"""PyTorch's test data for its own losses, and the comparison of our functions with torch's on that data.
 
 An OpInfo and a ModuleInfo are found by the names of a definition's torch counterparts, so a new loss is tested without
 a new line. Each intentional difference is a row of :data:`DIFFERENCES`.
@@ -40,10 +40,10 @@ Function = Callable[..., Tensor]
 #: Losses for whose torch counterparts torch has no OpInfo or no ModuleInfo, each with the reason.
 WITHOUT_DATA: dict[str, str] = {}
 
-#: Arguments whose effect torch's samples do not show, each with the reason.
+#: Arguments whose effect torch's samples do not exercise, each with the reason.
 UNSEEN = {("gaussian_nll_loss", "eps"): "All variances are larger."}
 
-#: Losses that are NaN where torch's data has a label of 0.
+#: Losses that are NaN for a label of 0, which torch's data contains.
 ZERO_IS_NO_LABEL = {"soft_margin_loss", "hinge_embedding_loss"}
 
 #: Deprecated arguments, their values, and the reductions that they mean.
@@ -62,8 +62,8 @@ def _seed(seed: int = 1234) -> None:
 
 @cache
 def databases() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """OpInfos by function name, ModuleInfos by class name."""
-    # torch's TestCase derives from a class of expecttest, which the data does not need.
+    """Returns OpInfos by function name, and ModuleInfos by class name."""
+    # torch's TestCase derives from a class of expecttest, which the test data does not need.
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "expecttest", SimpleNamespace(TestCase=unittest.TestCase))
         from torch.testing._internal import common_utils
@@ -71,7 +71,7 @@ def databases() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         from torch.testing._internal.common_modules import module_db
         from torch.testing._internal.opinfo import core
     for module in (common_utils, core):
-        # It looks for a TestCase in every frame of the stack, which takes longer than drawing the samples.
+        # The original looks for a TestCase in every frame of the stack, which takes longer than drawing the samples.
         setattr(module, "extract_test_fn", lambda: None)  # noqa: B010 -- mypy knows it as a function
     if not torch.cuda.is_available():
         # torch.manual_seed, called before each sample, formats a traceback for each absent kind of device: a third of
@@ -91,10 +91,10 @@ def databases() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of a loss: its arguments by name, of which the first few are given by position.
+    """Call of a loss: its arguments by name, of which the first ``positional`` ones are passed by position.
 
-    Gradients are taken with respect to the floating tensors among ``operands``; None leaves the choice open. A tensor
-    that requires grad is one for which torch's data claims a gradient.
+    Gradients are taken with respect to the floating tensors among ``operands``, or among all arguments if it is None. A
+    tensor that requires grad is one for which torch's data claims a gradient.
     """
 
     loss: Loss
@@ -148,20 +148,20 @@ class Sample:
 
 
 def twin(loss: Loss) -> Function:
-    """torch's function."""
+    """Returns torch's function."""
     return getattr(torch.nn.functional, str(loss.torch))
 
 
 def needed(loss: Loss) -> tuple[str, ...]:
-    """The operands without a default."""
+    """Returns the names of the operands without a default."""
     return tuple(x.name for x in loss.operands if x.default is None)
 
 
 def samples(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Sample]:
-    """The samples of the OpInfo, and in float32 their variants; few for kernels, each of which has to be compiled, and
-    by the formula one in three of the other dtypes.
+    """Yields the samples of the OpInfo, and in float32 their variants.
 
-    None for a dtype that torch's function does not take.
+    Without ``--thorough``, kernels run few samples, since each has to be compiled, and the formula runs one sample in
+    three of dtypes other than float32. There are no samples of a dtype that torch's function does not support.
     """
     found = _samples(loss, device, dtype)
     if thorough():
@@ -173,7 +173,7 @@ def samples(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def _samples(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Sample]:
-    # Many tests use those in float32.
+    # Cached on the CPU, since many tests use the float32 samples.
     return iter(_drawn(loss, device, dtype)) if device == "cpu" else _draw(loss, device, dtype)
 
 
@@ -202,7 +202,7 @@ def as_sample(loss: Loss, given: Any) -> Sample:
 
 
 def variants(sample: Sample) -> Iterator[Sample]:
-    """Variants that torch's data leaves out."""
+    """Yields variants that torch's data leaves out."""
     from torch.testing._internal.common_utils import noncontiguous_like
 
     first, *others = sample.tensors
@@ -225,7 +225,7 @@ def variants(sample: Sample) -> Iterator[Sample]:
 
 
 def few(found: Iterator[Sample]) -> Iterator[Sample]:
-    """For matrices and larger, each reduction, each choice of flags, and each way to change the tensors once."""
+    """Selects, among matrices and larger, each reduction, choice of flags and way to change the tensors once."""
     seen: set[Any] = set()
     for sample in found:
         key = {sample.kind.split()[0]}
@@ -237,7 +237,7 @@ def few(found: Iterator[Sample]) -> Iterator[Sample]:
 
 
 def errors(loss: Loss, device: str) -> Iterator[tuple[type[Exception], Sample]]:
-    """torch's exceptions for the error inputs of the OpInfo, and for mistakes that apply to any loss."""
+    """Yields torch's exceptions for the error inputs of the OpInfo, and for mistakes that apply to any loss."""
     info = databases()[0][str(loss.torch)]
     for given in info.error_inputs(device) if info.error_inputs_func else ():
         yield given.error_type, as_sample(loss, given.sample_input)
@@ -256,7 +256,7 @@ def errors(loss: Loss, device: str) -> Iterator[tuple[type[Exception], Sample]]:
 
 @dataclass(frozen=True)
 class Modules:
-    """A ModuleInput: the Modules that it makes, ours and torch's, and the equivalent call of the loss."""
+    """The Modules that a ModuleInput makes, ours and torch's, and the equivalent call of the loss."""
 
     given: Any
     ours: torch.nn.Module
@@ -265,7 +265,7 @@ class Modules:
 
 
 def modules(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Modules]:
-    """The ModuleInputs of the ModuleInfo; for kernels only the first, since these are those of the functions."""
+    """Yields the ModuleInputs of the ModuleInfo; only the first for kernels, which Modules share with the functions."""
     info = databases()[1][loss.class_name]
     torch.manual_seed(0)
     options = {"device": device, "dtype": dtype, "requires_grad": False, "training": True}
@@ -281,7 +281,7 @@ def modules(loss: Loss, device: str, dtype: torch.dtype) -> Iterator[Modules]:
 
 
 def through(module: torch.nn.Module, sample: Sample) -> Function:
-    """A Module as a function of the arguments of the loss, in the dtype and on the device of the first of them."""
+    """Makes a Module a function of the loss's arguments, in the dtype and on the device of the first operand."""
     assert sample.operands is not None
 
     def function(**arguments: Any) -> Tensor:
@@ -311,7 +311,7 @@ class Difference:
     raises: type[Exception] = AssertionError
 
     def concerns(self, sample: Sample) -> bool:
-        """True if the sample is one of those."""
+        """True if the result of the sample differs from torch's for this reason."""
         return sample.loss.name in self.losses and self.where(sample)
 
 
@@ -327,7 +327,7 @@ def told(function: Function, reduction: str) -> Function:
 
 
 def expanded(theirs: Function) -> Function:
-    """torch's function of operands that are broadcast beforehand."""
+    """Wraps torch's function: operands are broadcast beforehand."""
 
     def function(*operands: Tensor, **options: Any) -> Tensor:
         return theirs(*torch.broadcast_tensors(*operands), **options)
@@ -336,7 +336,7 @@ def expanded(theirs: Function) -> Function:
 
 
 def nan_gradients(theirs: Function) -> Function:
-    """torch's function with a NaN in the gradients wherever an element is NaN."""
+    """Wraps torch's function: gradients are NaN wherever an element is NaN."""
 
     def function(*operands: Any, **options: Any) -> Tensor:
         elements = theirs(*operands, **options | {"reduction": "none"})
@@ -348,14 +348,14 @@ def nan_gradients(theirs: Function) -> Function:
 
 
 def reduced(elements: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Elements reduced as a call requests."""
+    """Reduces elements as a call requests."""
     reductions = {"none": lambda x: x, "mean": Tensor.mean, "sum": Tensor.sum}
     reductions["batchmean"] = lambda x: x.sum() / (x.shape[0] if x.dim() else 1)
     return reductions[options["reduction"]](elements)
 
 
 def inactive_replaced(theirs: Function) -> Function:
-    """torch's function with operands set to 0 where an element is 0, so that none of their infinities is multiplied."""
+    """Wraps torch's function: operands are 0 where an element is 0, so that no gradient multiplies their infinities."""
 
     def function(*operands: Tensor, **options: Any) -> Tensor:
         elementwise = options | {"reduction": "none"}
@@ -367,7 +367,7 @@ def inactive_replaced(theirs: Function) -> Function:
 
 
 def stirling_apart(theirs: Function) -> Function:
-    """torch's Poisson loss, with Stirling's formula applied only to the targets that it is for."""
+    """Wraps torch's Poisson loss: Stirling's formula applies only to targets above 1."""
 
     def function(input: Tensor, target: Tensor, **options: Any) -> Tensor:
         elementwise = options | {"reduction": "none"}
@@ -379,7 +379,7 @@ def stirling_apart(theirs: Function) -> Function:
 
 
 def nan_of_zero(theirs: Function) -> Function:
-    """torch's function, with NaN for labels of 0."""
+    """Wraps torch's function: elements with a label of 0 are NaN."""
 
     def function(input: Tensor, target: Tensor, **options: Any) -> Tensor:
         elements = theirs(input, target, **options | {"reduction": "none"})
@@ -390,7 +390,7 @@ def nan_of_zero(theirs: Function) -> Function:
 
 
 def signs(theirs: Function) -> Function:
-    """torch's function of the signs of the labels."""
+    """Wraps torch's function: it sees only the signs of the labels."""
     return nan_of_zero(lambda input, target, **options: theirs(input, target.sign(), **options))
 
 
@@ -400,20 +400,20 @@ def shapes_differ(sample: Sample) -> bool:
 
 
 def inactive_at_infinity(sample: Sample) -> bool:
-    """True if a pair of scores that costs nothing is infinitely far apart."""
+    """True if some pair of scores costs nothing although the scores are infinitely far apart."""
     first, second, target = (sample.tensors[name].detach().double() for name in needed(sample.loss))
     apart = first - second
     return bool((apart.isinf() & (target * apart > 0)).any())
 
 
 def stirling_of_nothing(sample: Sample) -> bool:
-    """True if torch takes the logarithm of a target of 0, only to leave it out."""
+    """True if torch takes the logarithm of a target of 0, and then discards it."""
     target = sample.tensors["target"]
     return target.is_floating_point() and bool(sample.arguments.get("full")) and bool((target == 0).any())
 
 
 def loses_nan(sample: Sample) -> bool:
-    """True if an element is NaN, and one of torch's gradients is not."""
+    """True if an element is NaN but one of torch's gradients is not."""
     theirs, sample = twin(sample.loss), sample.change(sample.kind, **dict.fromkeys(sample.tensors, _double))
     ones, honestly = torch.ones_like(sample.call(theirs)), told(nan_gradients(theirs), sample.reduction)
     for name in sample.differentiated:
@@ -494,14 +494,14 @@ DIFFERENCES = (
 
 
 def difference(sample: Sample) -> Difference | None:
-    """The difference that concerns a sample."""
+    """Returns the difference that concerns a sample, if there is one."""
     found = [x for x in DIFFERENCES if x.concerns(sample)]
     assert len(found) <= 1, f"{sample}: {len(found)} differences"
     return found[0] if found else None
 
 
 def model(sample: Sample) -> Function | None:
-    """The function that ours must agree with: torch's, or its changed version; None if ours raises."""
+    """Returns the function that ours must agree with: torch's, or its changed version; None if ours must raise."""
     known, theirs = difference(sample), twin(sample.loss)
     return theirs if known is None else known.instead and told(known.instead(theirs), sample.reduction)
 
@@ -523,9 +523,9 @@ def holds(ours: Function, theirs: Function, sample: Sample) -> None:
 
 
 def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
-    """Dtype and shape match torch's result; value and gradients match torch's function in float64.
+    """Checks that dtype and shape match torch's result, and value and gradients torch's function in float64.
 
-    Where torch has no gradient, the reference formula gives it.
+    Where torch has no gradient, that of the reference formula is expected.
     """
     try:
         native = sample.call(theirs)
@@ -544,7 +544,7 @@ def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
     upstream = upstream.cpu().double()
     double = sample.change(sample.kind, **dict.fromkeys(sample.tensors, _double))
     call = sample.call(getattr(F, sample.loss.name).prepare)
-    # In the shapes in which the loss takes them: a variance with a dimension fewer belongs to the rows.
+    # Operands have the shapes that the loss sees: a variance with one dimension fewer belongs to the rows.
     operands = {x.name: sample.tensors[x.name].detach() for x in call.loss.operands}
     operands = {name: x.reshape(y.shape) for (name, x), y in zip(operands.items(), call.arrays, strict=False)}
     sizes = truth(
@@ -568,7 +568,7 @@ def agrees(ours: Function, theirs: Function, sample: Sample) -> None:
 
 
 def module_holds(ours: torch.nn.Module, made: Modules) -> None:
-    """A Module computes the result of torch's, and of torch's reference for it."""
+    """Checks that a Module computes the result of torch's Module, and of torch's reference for it."""
     holds(through(ours, made.sample), through(made.theirs, made.sample), made.sample)
     operands = made.given.forward_input.args
     expected = made.given.reference_fn(ours, *operands)
@@ -576,7 +576,7 @@ def module_holds(ours: torch.nn.Module, made: Modules) -> None:
 
 
 def is_torchs_module(ours: torch.nn.Module, made: Modules) -> None:
-    """A Module can replace torch's: class, text and state match, and it survives a pickle."""
+    """Checks that a Module can replace torch's: class, text and state match, and it survives a pickle."""
     assert isinstance(ours, type(made.theirs))
     assert repr(ours) == repr(made.theirs)
     back = pickle.loads(pickle.dumps(ours))
@@ -590,7 +590,7 @@ def is_torchs_module(ours: torch.nn.Module, made: Modules) -> None:
 
 
 def torch_gradient(theirs: Function, sample: Sample, name: str, upstream: Tensor) -> Tensor | None:
-    """torch's gradient with respect to an argument; None if torch has none, and its data claims none."""
+    """Returns torch's gradient with respect to an argument; None if torch has none, and its data claims none."""
     leaf = sample.tensors[name].detach().requires_grad_()
     try:
         value = sample.call(theirs, **{name: leaf})
@@ -608,7 +608,7 @@ def _double(x: Tensor) -> Tensor:
 def _close(what: str, found: Tensor, exact: Tensor, size: Expected, bias: float | None = None) -> None:
     found = found.detach().cpu()
     if found.dtype == torch.float64:
-        # torch's own errors are no smaller.
+        # The default tolerances apply in float64, where torch's own errors are no smaller.
         torch.testing.assert_close(found, exact, equal_nan=True, msg=lambda x: f"{what}: {x}")
         return
     comparison = compare(found, Expected(exact, size.rms, size.total), bias=bias)

@@ -45,7 +45,7 @@ dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "flo
 # Jets
 
 
-#: The function in mpmath, which differentiates numerically, and points.
+#: By name: the mpmath function, which differentiates numerically, and the points to test.
 FUNCTIONS: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
     "abs": (abs, [-2.5, 0.75]),
     "sign": (mp.sign, [-2.5, 0.75]),
@@ -71,7 +71,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
 
 
 def variables(*numbers: float) -> list[numpy.ndarray]:
-    """An array of one jet per number, each an operand of its own."""
+    """Returns a one-element array per number; each holds a jet that is a variable of its own."""
     arrays = [numpy.empty(1, dtype=object) for _ in numbers]
     for i, (array, x) in enumerate(zip(arrays, numbers, strict=True)):
         array[0] = Jet(mpf(x), {i: mpf(1)})
@@ -92,7 +92,7 @@ def _digits() -> Any:
 def test_functions_and_their_derivatives(name: str) -> None:
     function, points = FUNCTIONS[name]
     for x in points:
-        # A composition, so that both terms of the chain rule count.
+        # A composition, so that both terms of the chain rule contribute.
         y = getattr(xp, name)(variables(x)[0] * 1 + 0)[0]
         wanted = [mp.diff(function, mpf(x), n, h=mpf(10) ** -15) if n else function(mpf(x)) for n in range(3)]
         assert close(y.value, wanted[0]), x
@@ -124,7 +124,7 @@ def test_operators_and_their_derivatives(function: Callable[[Any, Any], Any]) ->
         assert mp.almosteq(found, wanted, rel_eps=mpf(10) ** -12, abs_eps=mpf(10) ** -12), orders
 
 
-#: Conventions where a derivative is one, and values where floating-point arithmetic has limits.
+#: Points where a derivative is defined by convention, and values at the limits of floating-point arithmetic.
 @pytest.mark.parametrize(
     ("function", "numbers"),
     [
@@ -269,7 +269,7 @@ def test_points_are_everywhere(dtype: str) -> None:
     info = torch.finfo(getattr(torch, dtype))
     a, b = (x.double() for x in drawn(registry(Loss)["mse_loss"], dtype))
     assert a.abs().max() > info.max / 16 and a[a != 0].abs().min() < 16 * info.tiny
-    # Around 1, nearly equal, and opposite.
+    # Points close to 1, pairs that are nearly equal, and pairs that are nearly opposite.
     assert 0 < (a.abs() - 1).abs()[a.abs() != 1].min() <= 2 * info.eps
     near = (a - b).abs() / a.abs().clamp(min=info.tiny)
     assert all(((near > 2.0**-k) & (near < 2.0 ** (2 - k))).any() for k in range(2, 8))
@@ -298,7 +298,7 @@ def test_sums_and_differences_are_in_range() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The measure
+# The metric
 
 
 def errors(result: float, truth: float, kind: torch.dtype, size: float = 0.0, low: float = 0.0) -> tuple[float, ...]:
@@ -320,7 +320,7 @@ def test_conditioned_errors_are_in_units_of_the_arithmetic() -> None:
     eps = torch.finfo(torch.float32).eps
     assert errors(1 + 32 * eps, 1.0, torch.float32, size=16.0) == (2.0, 32.0)
     assert errors(2.0**127 * (1 + 32 * eps), 2.0**127, torch.float32, size=2.0**131) == (2.0, 32.0)
-    # Rounding to 16 bits exceeds every error of float32 arithmetic, up to a point.
+    # Rounding to 16 bits outweighs every error of float32 arithmetic, unless the terms are far larger than the result.
     assert errors(1 + 2**-7, 1.0, torch.bfloat16, size=16.0) == (1.0, 1.0)
     assert errors(1 + 2**-7, 1.0, torch.bfloat16, size=2.0**13) == (2**-4, 1.0)
 
@@ -399,7 +399,7 @@ def test_a_wrong_derivative_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("value", "wrong"),
     [
-        # The product is rounded, and may end up on the other side of the kink.
+        # The product is rounded and may land on the other side of the kink.
         ("relu_active(1 - input * target)", set()),
         ("where(input * target < 1.0001, 1 - input * target, 0.0)", {"value", "input", "target"}),
     ],

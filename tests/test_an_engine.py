@@ -1,4 +1,4 @@
-"""An engine is one folder: that of tests/row_maximum has everything that an engine has, without a line elsewhere."""
+"""An engine is one folder: tests/row_maximum has everything that an engine has, without a line of code elsewhere."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_warm_up_compiles_what_calls_need(loaded: Callable[..., Any]) -> None:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> Any:
-    """The device to warm up, and a block in which no kernel may be loaded that has not been before."""
+    """The device to warm up, and a context in which loading a kernel for the first time is an error."""
     from contextlib import contextmanager
     from types import SimpleNamespace
 

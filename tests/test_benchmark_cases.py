@@ -1,8 +1,8 @@
-"""Results of the cases that ``scripts/benchmark.py`` times: kernels beside operations of torch in float64.
+"""Results of the cases that ``scripts/benchmark.py`` times: kernels against torch operations in float64.
 
-The random cases are drawn as those of its section ``random_cases``, at small sizes: losses, shapes, dtypes, layouts
-and options. The cases of its section ``cliffs`` are computed as they are timed on a GPU, and with fewer rows and pixels
-on the host. An access outside of memory, a race or a wrong number fails; rounding is for the tests of accuracy.
+The random cases are drawn like those of its section ``random_cases``, at small sizes: losses, shapes, dtypes, layouts
+and options. On a GPU, the cases of its section ``cliffs`` run as they are timed; on the host, with fewer rows and
+pixels. An access out of bounds, a race or a wrong number fails; the accuracy tests cover rounding.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from cupylosses.jit.gpu import Chip
 from cupylosses.testing import host
 from cupylosses.testing.eager import Call
 
-#: Cases of a test, and of a dimension that counts elements, or another, the largest sizes.
+#: Number of cases per test; largest size of a dimension that counts elements, and of any other dimension.
 CASES, ELEMENTS, OTHERS = 250, 1 << 14, 300
-#: Sizes from which on operands are copied, or kernels chosen, that small cases would not reach.
+#: By module: thresholds above which operands are copied or another kernel is chosen. Small cases would not reach them.
 SIZES = {
     "pointwise.layout": ("ORDERED_ELEMENTS", "SINGLE_ELEMENTS"),
     "regions.engine": (
@@ -49,23 +49,24 @@ SIZES = {
     ),
     "row_statistics.engine": ("SHORT_ELEMENTS", "SPARSE_ELEMENTS"),
 }
-#: Elements of an operand of the grid's cases on the host, at most: if its rows can be fewer, and otherwise.
+#: Maximum number of elements of an operand of the grid's cases on the host: if rows can be dropped, and otherwise.
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 16, 1 << 20
-#: Numbers that torch keeps for each element of the operands, in losses of its own and in formulas of many operations:
-#: that of ``general_robust_loss`` keeps more than 200.
+#: Number of values that torch keeps per element of the operands: in its own losses, and in formulas of many
+#: operations (that of ``general_robust_loss`` keeps more than 200).
 KEPT, KEPT_BY_FORMULAS = 12, 250
-#: Tests that share the grid's cases.
+#: Number of tests that the grid's cases are divided among.
 PARTS = 16
-#: The processors of a GPU, and its limits: a small one with clusters, and an H200.
+#: Number of processors and limits of two GPUs: a small one with clusters, and an H200.
 SMALL_GPU, H200 = (2, Chip(99 << 10, clusters=True)), (132, Chip(227 << 10, clusters=True))
-#: The size of the terms that a result sums, taken from its own numbers: the largest of them, or their median.
+#: Estimates the size of the terms that a result sums from the result's own numbers: their maximum or their median.
 Scale = Callable[[Tensor], Tensor]
-#: Losses of how a row varies: second derivatives of one element are 0 but for the rounding of terms that cancel.
+#: Losses of a row's variation. For rows of one element, second derivatives are 0 except for rounding of terms that
+#: cancel.
 OF_VARIATION = ("ccc_loss", "pearson_loss")
 
 
 class SmallDraw(Draw):
-    """Shapes that take the host milliseconds."""
+    """Draws shapes that the host computes in milliseconds."""
 
     def size(self, low: int, high: int) -> int:
         if high > ELEMENTS:
@@ -74,8 +75,9 @@ class SmallDraw(Draw):
 
 
 def results(case: Case, call: Call, operands: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """Value, gradients, and product with the Hessian of a call, as the mode of a case has them; of contiguous copies in
-    another dtype, since some of torch's functions take no others.
+    """Value, gradients and Hessian-vector product of a call, as far as the case's mode has them.
+
+    With ``dtype``, the operands are contiguous copies in that dtype, since some of torch's functions accept no others.
     """
     own = [x.detach() for x in operands]
     if dtype:
@@ -95,16 +97,17 @@ def results(case: Case, call: Call, operands: Sequence[Tensor], dtype: torch.dty
 
 
 def resolution(operands: Sequence[Tensor]) -> float:
-    """A relative difference that the rounding of the narrowest of the floating operands explains."""
+    """Relative difference that rounding to the narrowest floating dtype among the operands explains."""
     narrowest = max([x.dtype for x in operands if x.is_floating_point()], key=lambda x: torch.finfo(x).eps)
     return {2: 20.0, 4: 400.0, 8: 1e5}[narrowest.itemsize] * torch.finfo(narrowest).eps
 
 
 def difference(found: Tensor, right: Tensor, eps: float, scale: Scale) -> float:
-    """The largest difference as a multiple of what rounding explains, which is ``eps`` of a number and of the ``scale``
-    of all of them. Infinite if only one of the two numbers is finite.
+    """Largest difference as a multiple of what rounding explains; infinite if only one of two numbers is finite.
+
+    Rounding explains ``eps`` times the sum of a number and the ``scale`` of all of them.
     """
-    # The spacing of float16's smallest numbers, and what float64 leaves of terms near 1 that cancel.
+    # Spacing of float16's smallest numbers, and residue in float64 of terms near 1 that cancel.
     least = 2.0**-24 if found.dtype == torch.float16 else 1e-12
     found, finite = found.double(), right.isfinite()
     if ((found.isfinite() != finite) & (right.abs() < 6e4)).any():
@@ -117,7 +120,7 @@ def difference(found: Tensor, right: Tensor, eps: float, scale: Scale) -> float:
 
 
 def median(numbers: Tensor) -> Tensor:
-    """The median of some of many numbers."""
+    """Median of at most ``MANY_ELEMENTS`` of the numbers, evenly spaced."""
     return numbers[:: 1 + numbers.numel() // MANY_ELEMENTS].median()
 
 
@@ -133,15 +136,17 @@ def test_one_wrong_number_is_noticed_among_larger_ones() -> None:
 
 
 def shorter(size: int, most: int) -> int:
-    """The largest size up to ``most`` that is ``size`` modulo 32, so that rows are aligned as before; 3 if that is less
-    than 3.
+    """Largest size up to ``most`` that equals ``size`` modulo 32, but at least 3.
+
+    Sizes that are equal modulo 32 keep the alignment of rows.
     """
     return size if size <= most else max(3, most - (most - size) % 32)
 
 
 def shortened(case: Case, few: int = FEW_ELEMENTS, many: int = MANY_ELEMENTS) -> Case:
-    """The case with fewer rows and smaller images, of ``few`` elements of an operand at most. Classes and features
-    stay as many unless there are more than ``many`` elements otherwise.
+    """The case with fewer rows and smaller images, so that an operand has at most ``few`` elements.
+
+    The number of classes and features stays the same, unless an operand would still have more than ``many`` elements.
     """
     shapes = [list(x) for x in case.workload.shapes]
     first = shapes[0]
@@ -154,7 +159,7 @@ def shortened(case: Case, few: int = FEW_ELEMENTS, many: int = MANY_ELEMENTS) ->
             continue
         before, first[d] = first[d], shorter(first[d], max(least, limit * first[d] // elements))
         for x in shapes[1:]:
-            # Labels lack the classes.
+            # Labels have no class dimension.
             at = d + len(x) - len(first) if broadcast or d > 1 else d
             if 0 <= at < len(x) and x[at] == before:
                 x[at] = first[d]
@@ -162,7 +167,7 @@ def shortened(case: Case, few: int = FEW_ELEMENTS, many: int = MANY_ELEMENTS) ->
 
 
 def differences(case: Case, execution: AbstractContextManager[object], against: Call) -> float:
-    """The largest `difference` between a case's results and those of another call in float64."""
+    """Largest `difference` between a case's results and those of ``against`` in float64."""
     operands = case.operands()
     with execution:
         found = results(case, case.workload.ours(), operands)
@@ -174,9 +179,10 @@ def differences(case: Case, execution: AbstractContextManager[object], against: 
 
 
 def cancels(case: Case, i: int) -> bool:
-    """True if result ``i`` of a case has numbers that are small because the terms of a sum cancel: products with a
-    Hessian, gradients of layers, which are products of matrices, and those of sequences, which are differences of
-    probabilities.
+    """True if result ``i`` of a case has numbers that are small because the terms of a sum cancel.
+
+    These are products with a Hessian, gradients of linear layers, which are products of matrices, and gradients of
+    sequences, which are differences of probabilities.
     """
     if isinstance(case.workload, LinearSoftmaxWorkload | SequenceWorkload):
         return i > 0
@@ -185,7 +191,7 @@ def cancels(case: Case, i: int) -> bool:
 
 @contextmanager
 def on_the_host(processors: int, chip: Chip) -> Iterator[None]:
-    """Runs kernels on the host as a GPU would choose them."""
+    """Runs kernels on the host, chosen as for a GPU with these processors and limits."""
     with host.execution(processors) as device:
         device.chip = chip
         yield
@@ -218,7 +224,7 @@ def test_cases_of_the_grid_agree_with_torch(part: int, monkeypatch: pytest.Monke
     wrong = []
     for case in cliffs.cases()[part::PARTS]:
         few = shortened(case)
-        # torch's second derivatives have other conventions at kinks.
+        # torch's second derivatives follow other conventions at kinks.
         worst = differences(few, on_the_host(*H200), few.workload.ours() if few.mode == HVP else few.eager())
         if not worst <= 1:
             wrong.append(f"{case.title}: {worst:.3g}")

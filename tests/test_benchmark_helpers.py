@@ -292,7 +292,7 @@ def liger_cross_entropy(
     ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
     lse_square_scale: float = 0.0, softcap: float | None = None, return_z_loss: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """Liger's signature; its gradient is written over the logits."""
+    """Stands in for Liger's function, with its signature; like Liger's, it overwrites the logits."""
     value = torch.nn.functional.cross_entropy(
         input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
     )
@@ -304,7 +304,7 @@ def cross_entropy_fwd(
     x: torch.Tensor, target: torch.Tensor, target_logit: Any = None, ignore_index: int = -100,
     return_lse: bool = False, return_dx: bool = False, inplace_backward: bool = False,
 ) -> Any:  # fmt: skip
-    """QuACK's signature."""
+    """Stands in for QuACK's function, with its signature."""
     assert not x.requires_grad and not torch.is_grad_enabled() and return_dx
     return torch.nn.functional.cross_entropy(x, target, reduction="none", ignore_index=ignore_index), x
 
@@ -313,7 +313,7 @@ def quack_cross_entropy(
     x: torch.Tensor, target: torch.Tensor, lse_partial: Any = None, ignore_index: int = -100, reduction: str = "mean",
     inplace_backward: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """QuACK's signature."""
+    """Stands in for QuACK's function, with its signature."""
     return torch.nn.functional.cross_entropy(x, target, reduction=reduction, ignore_index=ignore_index)
 
 
@@ -362,7 +362,7 @@ def test_a_peer_that_cannot_be_imported_is_a_failure_and_one_that_is_not_there_i
     workload = softmax.rows(registry(SoftmaxLoss)["cross_entropy"], (4, 7), "float32", "")
     assert providers.peers(workload, "forward") == {}
     assert providers.not_installed([figures.EAGER, figures.QUACK]) == {figures.QUACK: "no package quack"}
-    # A package without the module, as another version may be.
+    # A package that lacks the module, as another version might.
     monkeypatch.setitem(sys.modules, "quack", SimpleNamespace())
     call = providers.peers(workload, "forward")[figures.QUACK]
     status, _ = providers.attempt(lambda: call(*Inputs(workload)[0]))
@@ -692,7 +692,7 @@ def stand_ins(on_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(records, "environment", lambda: WHERE)
     gpu_stand_ins.stand_ins(monkeypatch)
     monkeypatch.setattr(timing, "host", partial(timing.host, batches=2, batch=2))
-    monkeypatch.setattr(timing.gc, "collect", lambda: 0)  # The real one runs before each of some hundred timings.
+    monkeypatch.setattr(timing.gc, "collect", lambda: 0)  # The real one would run before each of some hundred timings.
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     monkeypatch.setattr(pointwise, "LARGE", 8)
@@ -735,7 +735,7 @@ def test_calls_take_turns_and_never_get_the_same_number_twice(stand_ins: None) -
 def test_every_call_starts_behind_a_spin_and_if_asked_in_a_clean_cache(
     stand_ins: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise it would pay for its predecessor: for a synchronisation, or for dirty cache lines."""
+    """Otherwise a call would pay for its predecessor: for a synchronization, or for dirty cache lines."""
     for cold in (False, True):
         before: list[str] = []
         monkeypatch.setattr(timing, "clean_cache", lambda before=before: before.append("clean"))
@@ -746,7 +746,7 @@ def test_every_call_starts_behind_a_spin_and_if_asked_in_a_clean_cache(
         assert before == [*"ab", *[x for name in "abbaabbaabbaab" for x in (*turn, name)]]
 
 
-#: Sections of losses that the run below does not have.
+#: Sections whose losses are not in the run below.
 OTHERS = ("linear", "sequences")
 
 

@@ -1,4 +1,7 @@
-"""Launches of kernels whose blocks take rows until none is left: a block that waits for its turn comes too late."""
+"""Kernels whose blocks claim rows until none is left: a grid is no larger than the number of blocks that run at once.
+
+A block that has to wait until another one ends would start only after all rows have been claimed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Launched(NamedTuple):
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
-    """Kernels that are launched from now on, with their blocks, in the order of their first launches."""
+    """Kernels launched from now on and their grids, in the order of their first launches."""
     found: list[Launched] = []
     bind = compiler.Launcher.bind
 
@@ -39,7 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
 
 
 def room_for(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on, whatever launches has room for so many blocks at once."""
+    """From now on, every launcher reports that this many blocks run at once."""
     for kind in (compiler.Launcher, host.launch.Launcher):
         monkeypatch.setattr(kind, "at_once", classmethod(lambda *_: blocks))
 
@@ -65,7 +68,7 @@ def drawn(name: str, rows: int, size: int) -> list[torch.Tensor]:
 def test_no_more_blocks_than_run_at_once(
     name: str, launched: list[Launched], monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]
 ) -> None:
-    """And however many these are, results have the same bits."""
+    """Results have the same bits, however many blocks run at once."""
     operands = drawn(name, 1300, 40)
     expected: dict[str, list[torch.Tensor]] = {}
     for room in (1, 3, 1 << 20):
@@ -96,7 +99,7 @@ def test_blocks_of_columns_wait_for_their_turn(
 
 @pytest.mark.gpu
 def test_a_gpu_tells_what_it_has_room_for(launched: list[Launched], fresh_plans: Callable[[], None]) -> None:
-    """Of 4096 chunks each multiprocessor has a few at a time, as many on all."""
+    """With 4096 chunks, each multiprocessor runs a few blocks at a time, and all run the same number."""
     fresh_plans()
     F.pearson_loss(*torch.randn(2, 1 << 17, 32, device=KERNELS))
     (found,) = launched

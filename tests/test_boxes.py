@@ -1,4 +1,4 @@
-"""Losses of boxes: exact cases, kernels against formulas in float64, and what surrounds them."""
+"""Losses of boxes: exact cases, kernels against formulas in float64, transforms, other libraries, and arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cupylosses.testing.host.execution import execution
 from cupylosses.testing.tolerance import same_bits
 
 LOSSES = [getattr(F, x) for x in registry(BoxLoss)]
-#: Kernels of the first compile fastest, so it is tested for what does not depend on the formula.
+#: Kernels of ``IOU`` compile fastest, so it alone is tested for everything that does not depend on the formula.
 IOU, GIOU, DIOU, CIOU = LOSSES
 
 
@@ -45,14 +45,14 @@ f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 def drawn(
     shapes: Sequence[Sequence[int]] = ((5,), (5,)), dtype: torch.dtype = f64, seed: int = 0, box_format: str = "xyxy"
 ) -> list[torch.Tensor]:
-    """Boxes of which some overlap, with differences of edges that are exact in every dtype."""
+    """Random boxes, some of which overlap; differences of their edges are exact in every dtype."""
     return [draw(shape, 2 * seed + i, box_format).to(KERNELS, dtype) for i, shape in enumerate(shapes)]
 
 
 def gradients(
     function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any
 ) -> list[torch.Tensor]:
-    """The value and the gradients of every operand, and of the weight if it is an array."""
+    """The value, and the gradients with respect to every operand and to the weight if it is an array."""
     leaves = [x.detach().requires_grad_() for x in operands]
     weight = options.get("weight")
     if isinstance(weight, torch.Tensor):
@@ -64,7 +64,7 @@ def gradients(
 
 
 def exact(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> Any:
-    """The results of the formula, in float64, on the CPU."""
+    """The results of the reference formula, in float64 on the CPU."""
     for name, x in options.items():
         if isinstance(x, torch.Tensor):
             options[name] = x.cpu().double() if x.is_floating_point() else x.cpu()
@@ -76,7 +76,7 @@ def exact(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale:
 
 
 def agree(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> None:
-    """Value and gradients of the kernels are those of the formula."""
+    """Asserts that kernels return the value and gradients of the formula."""
     found, right = gradients(function, operands, scale, **options), exact(function, operands, scale, **options)
     for a, b in zip(found, right, strict=True):
         tolerance = 1e-12 if a.dtype == f64 else 8 * torch.finfo(a.dtype).eps
@@ -89,7 +89,7 @@ def agree(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale:
 A, B, UNIT, APART, TOUCHING = (0, 0, 4, 2), (1, 1, 5, 3), (0, 0, 1, 1), (2, 3, 4, 4), (1, 0, 2, 1)
 ZEROS = (0.0,) * 4
 
-#: Loss, boxes, options, value, and gradients of the boxes; None for those that are not compared.
+#: Loss, boxes, options, value, and gradients with respect to both boxes; None where nothing is compared.
 CASES: Sequence[tuple[Any, ...]] = (
     (GIOU, (A, B), {}, 0.902564103450362, (-0.075502957945, -0.093228138438, -0.125838263537, -0.279684416199), None),
     (GIOU, (A, B), {"eps": 0.0}, 176 / 195, None, None),
@@ -136,7 +136,7 @@ def test_exact_values(function: Any, boxes: Any, options: Any, value: Any, first
 
 @by_name
 def test_operators_of_torch(function: Any) -> None:
-    """Values and gradients are those of the operators that torchvision uses, ties included."""
+    """Values and gradients match the operators that torchvision uses, ties included."""
     operands = [x.cpu() for x in drawn(((400,), (400,)))]
     operands[0][:50] = operands[1][:50]
     for case in function.loss.cases[:1]:
@@ -158,7 +158,7 @@ def test_operators_of_torch(function: Any) -> None:
     ids=lambda x: x.__name__ if callable(x) else "-".join(map(str, x)),
 )
 def test_dtypes(function: Any, of: tuple[torch.dtype, str]) -> None:
-    """Boxes of 16 bits are computed in float32, and have its result."""
+    """Boxes in 16 bits are computed in float32, which is also the dtype of the result."""
     dtype, reduction = of
     operands = drawn(((70,), (70,)), dtype)
     agree(function, operands, reduction=reduction)
@@ -171,7 +171,7 @@ FORMATTED = in_turn(LOSSES, tuple(FORMATS), ("none", "mean"))
 @pytest.mark.kernels
 @pytest.mark.parametrize(("function", "box_format", "reduction"), FORMATTED, ids=titled)
 def test_formats(function: Any, box_format: str, reduction: str) -> None:
-    """Values of boxes in each format are those of their edges."""
+    """Kernels agree with the formula for boxes in each format."""
     operands = drawn(((70,), (70,)), f32, 1, box_format)
     agree(function, operands, box_format=box_format, reduction=reduction)
 
@@ -179,7 +179,7 @@ def test_formats(function: Any, box_format: str, reduction: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("layout", "function"), in_turn(tuple(LAYOUTS), LOSSES), ids=titled)
 def test_checks(layout: str, function: Any) -> None:
-    """The checks of `scripts/compare.py`, in each layout."""
+    """Runs the checks of `scripts/compare.py` in each layout."""
     for case in short_or_full(function.loss.cases[-1:], function.loss.cases):
         outcome = perform(Check(function.loss, case, ("float32",), layout=layout, reduction="mean"))
         assert outcome.ok, outcome.problems
@@ -192,13 +192,13 @@ def test_checks(layout: str, function: Any) -> None:
     ids=str,
 )
 def test_broadcast(shapes: Sequence[Sequence[int]], reduction: str) -> None:
-    """Gradients of broadcast boxes are sums."""
+    """Gradients of broadcast boxes are sums over the broadcast dimensions."""
     agree(IOU, drawn(shapes), reduction=reduction)
     assert IOU(*drawn(shapes)).shape == torch.broadcast_shapes(*shapes)
 
 
 def placed(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """Boxes that lie otherwise: with components apart, in columns of a wider array, at an odd address, with gaps."""
+    """The boxes with components apart, in columns of a wider array, at an odd address, with gaps, or transposed."""
     if layout == "apart":
         return x.movedim(-1, 0).contiguous().movedim(0, -1)
     if layout == "columns":
@@ -248,7 +248,7 @@ MODIFIED = in_turn(("none", "mean", "sum", "batchmean", "weighted_mean"), ("boxe
 @pytest.mark.kernels
 @pytest.mark.parametrize(("reduction", "weight", "masked"), MODIFIED, ids=str)
 def test_weights_and_masks(reduction: str, weight: Any, masked: bool) -> None:
-    """A box of weight 0 or masked out counts for nothing, even if it is NaN."""
+    """A box that has weight 0 or is masked out contributes nothing, even if it is NaN."""
     first, second = drawn(((4, 6), (4, 6)), f32)
     options: dict[str, Any] = {"reduction": reduction}
     if weight in ("boxes", "one"):
@@ -269,7 +269,7 @@ def test_weights_and_masks(reduction: str, weight: Any, masked: bool) -> None:
 
 @pytest.mark.kernels
 def test_a_second_grad_output() -> None:
-    """Backward writes the gradients again if it is not the one that forward expected."""
+    """Backward computes the gradients again if grad_output is not the one that forward expected."""
     operands = drawn(((70,), (70,)), f32)
     for scale in (2.0, -3.0, -3.0):
         agree(IOU, operands, scale, reduction="mean")
@@ -297,7 +297,7 @@ def test_second_derivatives(function: Any, monkeypatch: pytest.MonkeyPatch) -> N
 def test_second_derivatives_of_weighted_boxes(
     function: Any, shapes: Any, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broadcast and in strides, in float32, against those of the formula."""
+    """Weighted boxes that are broadcast and strided, in float32, against the formula in float64."""
     operands, tangents = drawn(shapes, f32), drawn(shapes, f32, seed=3)
     rows = shapes[0]
     weight = torch.linspace(0, 2, prod(rows)).reshape(rows).to(KERNELS)
@@ -320,7 +320,7 @@ def test_second_derivatives_of_weighted_boxes(
 
 
 def test_the_factor_of_aspect_ratios_is_a_constant() -> None:
-    """In second derivatives too: those are the derivatives of gradients at a fixed factor."""
+    """Second derivatives keep the factor fixed too, so the Hessian is symmetric."""
     a, b = (torch.tensor(x, dtype=f64) for x in ((0.0, 0, 4, 2), (1.0, 0, 3, 4)))
     loss = CIOU.loss
 
@@ -436,7 +436,7 @@ def test_formats_are_described() -> None:
 
 @by_name
 def test_pairs_of_any_size_are_near_those_in_double_beside_pairs_at_edges(function):
-    """Pairs that are evaluated tentatively first, pairs whose tentative value is no number, and both in one batch."""
+    """Pairs that are first evaluated tentatively, pairs whose tentative value is not finite, and both in one batch."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor([1, 2**-55, 0.75 * 2**62, 1, 2**-50, 2**60, 8, 1]).repeat(64)[:, None]
     a, b = (torch.rand(512, 4, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -450,7 +450,7 @@ def test_pairs_of_any_size_are_near_those_in_double_beside_pairs_at_edges(functi
         with execution():
             value = function(x, y, eps=0.0)
             gradients = torch.autograd.grad(value.sum(), (x, y))
-        # Of the largest, factors of the gradients are below the range of floats.
+        # For the largest boxes, factors of the gradients are below the range of floats.
         found.append((value.double(), *[(g.double() * sizes)[sizes[:, 0] < 2**61] for g in gradients]))
     for in_float, in_double in zip(*found, strict=True):
         torch.testing.assert_close(in_float, in_double, rtol=2e-5, atol=2e-5, equal_nan=True)

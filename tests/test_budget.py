@@ -1,4 +1,4 @@
-"""Kernels count once, whatever the caches hold and whichever processes request them, and the budget limits them."""
+"""The budget of kernels: each kernel counts once, whatever the caches hold and however many processes request it."""
 
 from __future__ import annotations
 

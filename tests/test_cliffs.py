@@ -1,7 +1,7 @@
 """The section ``cliffs`` of ``scripts/benchmark.py`` without a GPU: its cases, rows, table and picture.
 
-The whole grid runs on the CPU with a few elements each, so that every case is made, computed and differentiated by ours
-and by eager, and both agree.
+Every case of the grid runs on the CPU with a few elements. Ours and eager each compute and differentiate it, and both
+agree.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WHERE = dict.fromkeys(records.ENVIRONMENT, "x") | {"gpu": "GPU A", "date": "2025
 
 
 def small(case: Case) -> Case:
-    """The case with a few elements: equal sizes stay equal, and those up to 4, such as components of boxes, stay."""
+    """The case with a few elements: equal sizes stay equal; sizes up to 4, such as a box's components, are kept."""
     sizes = sorted({n for shape in case.workload.shapes for n in shape})
     names = {n: n if n <= 4 else 5 + i for i, n in enumerate(sizes)}
     shapes = tuple(tuple(names[n] for n in shape) for shape in case.workload.shapes)
@@ -78,8 +78,8 @@ def test_the_whole_grid_runs_and_its_rows_are_complete(
     rows = records.read(tmp_path / "cliffs.csv")
     assert [r["case"] for r in rows] == [x.title for x in grid]
     assert {r["status"] for r in rows} == {"ok"}
-    # On the CPU torch has no gradient of nll_loss for channels in the last place, and no losses of scores in 16 bits;
-    # nor has it second derivatives of these.
+    # On the CPU, torch lacks the gradient of nll_loss for channels-last operands, the margin losses in 16 bits, and
+    # their second derivatives.
     lacking = [r for r in rows if r["eager_status"] != "ok"]
     assert {r["loss"] for r in lacking} == {"nll_loss", *registry(MarginLoss)}
     for case, row in zip(grid, rows, strict=True):
@@ -93,7 +93,7 @@ def test_the_whole_grid_runs_and_its_rows_are_complete(
 def test_eager_computes_the_same(grid: list[Case]) -> None:
     for case in grid:
         if case.workload.loss.name in registry(MarginLoss) and case.workload.dtype == "bfloat16":
-            continue  # which torch has on GPUs only
+            continue  # torch has these on GPUs only.
         operands = case.operands()
         call = case.eager()
         assert call is not None
@@ -118,7 +118,7 @@ def test_every_case_has_a_title_of_its_own_and_every_engine_its_cases() -> None:
     cases = cliffs.cases()
     assert len({x.title for x in cases}) == len(cases)
     assert {x.workload.loss.engine.name for x in cases} == {x.engine.name for x in registry().values()}
-    # A GPU of 16 GB holds so much beside gradients and copies.
+    # This much fits on a 16 GB GPU beside gradients and copies.
     assert max(x.workload.bytes for x in cases) < 3e9
 
 
@@ -145,7 +145,8 @@ def test_operands_are_placed_in_their_layout(layout: Layout, shape: tuple[int, .
 def test_traffic_counts_both_passes_of_what_is_not_reduced_and_the_vectors_of_second_derivatives() -> None:
     pair, logits = pointwise_cliffs.pair, softmax_cliffs.logits
     full = 4 * 64
-    # Read, stored, read by the sum; read again, and the gradient stored.
+    # Forward reads both operands and stores the losses, which the sum reads. Backward reads both operands again and
+    # stores the gradient.
     assert Case("", pair("mse_loss", (8, 8), "float32", reduction="none")).traffic == (2 + 1 + 1 + 2 + 1) * full
     assert Case("", pair("mse_loss", (8, 8), "float32", reduction="none"), "forward").traffic == 4 * full
     assert Case("", pair("mse_loss", (8, 8), "float32"), HVP).traffic == 4 * full
@@ -235,10 +236,10 @@ def test_random_rows_have_options_of_their_targets() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is broadcast against:UserWarning")
 def test_torch_computes_what_random_cases_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager has the reduction of the case, whether operands are broadcast or keep their default numbers."""
+    """Eager applies the case's reduction, whether operands are broadcast or keep their default numbers."""
     gpu_stand_ins.stand_ins(monkeypatch)
     for case in random_cases.cases(list(registry(Loss).values()), 60, 11):
-        # Eager promotes operands of several dtypes to one of these; here all are float64.
+        # Eager promotes operands of mixed dtypes to one of them, so all are float64 here.
         case = small(replace(case, workload=replace(case.workload, others=""), layouts={}))
         operands = [x.detach().double() if x.is_floating_point() else x for x in case.operands()]
         found, right = case.workload.ours()(*operands), case.eager()(*operands)

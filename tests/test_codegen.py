@@ -42,8 +42,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @cache
 def variants(loss: Loss) -> list[PointwiseKernel]:
-    """Every kernel that calls of a loss can reach; of thousands every seventh, since no axis has seven values, and one
-    of each kind.
+    """Every kernel that calls of a loss can reach.
+
+    Without ``--thorough``, more than 5000 are thinned to every seventh, since no axis has seven values, and one of each
+    kind.
     """
     found = all_variants(loss)
     some = found[:: short_or_full(7 if len(found) > 5000 else 1, 1)]
@@ -51,7 +53,7 @@ def variants(loss: Loss) -> list[PointwiseKernel]:
 
 
 def one_of_kind(loss: Loss, kind: str) -> PointwiseKernel:
-    """A variant with the given entry point, of the loss itself and not of what it is divided by."""
+    """A variant with the given entry point, of the loss itself and not of its divisor."""
     found = next((v for v in variants(loss) if v.kind == kind and v.loss is loss), None)
     if found is None:
         assert loss.mean_of_rows and kind == "elements", f"no call of {loss.name} reaches {kind}"
@@ -77,7 +79,7 @@ def test_variants_differ_in_source_and_title(loss: Loss) -> None:
 
 
 def test_arithmetic_is_narrow_only_where_nothing_keeps_more(loss: Loss) -> None:
-    """With one 32-bit operand or result, every digit of float32 counts, and so it does in second derivatives."""
+    """Every digit of float32 counts if any operand or the result has 32 bits, and in second derivatives."""
     some = [x for x in variants(loss)[::10] if not isinstance(x.loss, TangentLoss)]
     found = {narrow: [v for v in some if (NARROW in v.source()) is narrow] for narrow in (False, True)}
     floats = {v: {x for x in (*v.storage, v.result) if x in checks.FLOATING} for v in some}
@@ -110,7 +112,7 @@ def test_every_part_carries_its_line_label(loss: Loss, kind: str) -> None:
     assert labels == expected
 
 
-#: Files of second derivatives.
+#: Files of the softmax engine's kernels, including second derivatives.
 SECOND_FILES = (
     *sources.nested(tuple(f"softmax/{x}.cuh" for x in dict.fromkeys(softmax_codegen.FILES.values()))),
     "softmax/hvp_rows.cuh",
@@ -148,7 +150,7 @@ def test_every_kernel_file_includes_what_it_needs() -> None:
 
 
 def test_labels_point_at_the_expression(loss: Loss) -> None:
-    """The line behind a label is line 1 of the named text, so the compiler's line number counts from there."""
+    """The line after a label is line 1 of the named text, so the compiler's line numbers count from there."""
     lines = generated(variants(loss)[0]).splitlines()
     parts = {x: in_double(e) for x, e in loss.constants.items()}
     parts |= {x: cuda(e) for x, e in (*loss.let.items(), ("value", loss.value))}
@@ -158,13 +160,13 @@ def test_labels_point_at_the_expression(loss: Loss) -> None:
 
 
 def test_no_header_is_included(loss: Loss) -> None:
-    """A machine without CUDA headers, or with another version's, compiles the same."""
+    """The source compiles the same on a machine without CUDA headers or with those of another version."""
     for variant in {x.kind: x for x in variants(loss)}.values():
         assert "#include" not in variant.source()
 
 
 def test_sources_have_the_primitives_that_they_call(loss: Loss) -> None:
-    """And those that these build on: the others would take time to compile."""
+    """A source has the primitives that it calls and those that they include; others would take time to compile."""
 
     def with_includes(files: set[str]) -> set[str]:
         texts = [(kernel_directory() / x).read_text(encoding="utf-8") for x in files]
@@ -209,7 +211,7 @@ def test_parameters_are_arguments_and_flags_are_constants(loss: Loss) -> None:
 @pytest.mark.parametrize("out_dtype", [None, *checks.FLOATING])
 @pytest.mark.parametrize("promoted", checks.FLOATING)
 def test_arithmetic_type_follows_the_operands(promoted: str, out_dtype: str | None) -> None:
-    """Not the result's, which the user may choose."""
+    """The result's dtype, which the user may choose, does not change the arithmetic type."""
     x, loss = contiguous(promoted, (100,)), functional.mse_loss.loss
     call = Call(loss, (), Static("mean", None, out_dtype))
     plan = loss.engine.plan(call, (x, x), promoted, Machine(1, Chip()))
@@ -236,7 +238,7 @@ def test_tiles_of_heavy_second_derivatives_are_small(name: str, elements: int) -
 
 
 def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
-    """The glue is generic in the number of operands; the maximum is four of the loss, a weight and a mask."""
+    """The glue is generic in the number of operands; the maximum is four of the loss, plus a weight and a mask."""
     dual = (kernel_directory() / "core" / "dual.cuh").read_text(encoding="utf-8")
     assert f"kMaxOperands = {2 * MAX_OPERANDS};" in dual
     loss = Loss(

@@ -1,4 +1,4 @@
-"""The first call of a process: kernels that compile at once, and modules that are not imported."""
+"""The first call of a process: its kernels compile concurrently, and it does not import torch's graph compiler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cupylosses.jit.kernel import Kernel
 
 
 class Loads(compiler.Launcher):
-    """A launcher whose load waits until another one has begun, or fails."""
+    """A launcher whose load waits until another load has begun, and then fails if ``error`` is set."""
 
     both = threading.Barrier(2)
     error: Exception | None = None
@@ -119,13 +119,14 @@ def test_later_kernels_wait_until_the_first_one_has_passed_the_empty_program(kno
         assert passed.wait(10)
     thread.join()
     known.clear()
-    later()  # Nor does it wait where the first one has failed.
+    later()  # It does not wait if the first one has failed, either.
 
 
 @pytest.mark.programs
 def test_a_first_loss_imports_no_graph_compiler() -> None:
-    """Dynamo and what it imports take seconds, also of those who never compile a graph. So do modules that import
-    themselves when their attributes are asked for.
+    """Dynamo and its imports take seconds, even for users who never compile a graph.
+
+    So do lazy modules, which import themselves when one of their attributes is accessed.
     """
     code = (
         "import sys, types, torch, cupylosses.functional as F\n"

@@ -1,6 +1,4 @@
-"""``scripts/compare.py`` on a machine without a GPU: its lines and tables, the defects it notices, the files
-it writes.
-"""
+"""``scripts/compare.py`` without a GPU: its lines and tables, the defects it notices, and the files it writes."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ def script() -> Iterator[ModuleType]:
 
 
 class Done(NamedTuple):
-    """A run: its exit status, and the printed lines."""
+    """Exit status and printed lines of a run."""
 
     status: int
     lines: list[str]
@@ -85,7 +83,7 @@ def compare(script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def line_of(done: Done, loss: str) -> list[str]:
-    """The cells of the line of a loss."""
+    """The cells of a loss's line."""
     found = [x.split() for x in done.lines if x.split()[:1] == [loss]]
     assert len(found) == 1, done.output
     return found[0]
@@ -116,7 +114,7 @@ def test_a_line_for_each_loss_and_one_for_the_verdict(compare: Compare, tmp_path
         "same bits",
         "numpy arrays",
     }
-    # The worst of the checks except edges, whose errors are only right or wrong.
+    # The worst error of all checks except edges, whose results are only right or wrong.
     usual = [r for r in rows if r["loss"] == "huber_loss" and r["layout"] != EDGES]
     for written in (content["losses"], list(csv.DictReader(files["csv"].open()))):
         huber = next(x for x in written if x["loss"] == "huber_loss")
@@ -146,8 +144,8 @@ def test_the_picture_has_errors_and_speeds(script: ModuleType, tmp_path: Path, m
     assert [x.get_width() for x in speed.patches] == [2.5, 0.0]
 
 
-#: By spoiled function: the wrong result made of the right one, and words of the reported problem.
 NOISE = itertools.count()
+#: By function: a wrong result computed from the right one, and words of the reported problem.
 WRONG: dict[str, list[tuple[Callable[..., Any], str]]] = {
     "mse_loss": [
         (lambda right, **k: right(**k) * (1 + 1e-4), "value:"),
@@ -200,7 +198,7 @@ def test_arrays_of_losses_of_rows_are_compared(compare: Compare, monkeypatch: py
 def test_cupy_arrays_are_compared(
     script: ModuleType, factor: float, wrong: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows of CuPy arrays, through the host's kernels and a stand-in for CuPy."""
+    """Rows of CuPy arrays, with the host's kernels and a stand-in for CuPy."""
     overview, bits = (importlib.import_module(f"comparing.{x}") for x in ("overview", "bits"))
     (task,) = [x for x in overview.tasks(registry(SoftmaxLoss)["nll_loss"], "cpu") if x.measure is bits.arrays]
     with stand_in.cupy() as cupy, host.execution():
@@ -284,7 +282,7 @@ def one_task(loss: Any, device: str, seed: int = 0) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
 def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) -> None:
-    """Every set of parameters, dtype, reduction and layout that the lines promise, with few kernels."""
+    """The lines cover every promised set of parameters, dtype, reduction and layout, with few kernels."""
     overview, bits = (importlib.import_module(f"comparing.{x}") for x in ("overview", "bits"))
     kernels: dict[Any, None] = {}
     for loss in registry(Loss).values():
@@ -318,7 +316,7 @@ def test_the_lines_stand_for_everything_that_makes_a_kernel(script: ModuleType) 
 
 
 def test_the_lines_of_losses_of_a_layer(script: ModuleType) -> None:
-    """Every argument, dtype, reduction and layout that the line promises, with few kernels."""
+    """The line covers every promised argument, dtype, reduction and layout, with few kernels."""
     overview, bits = (importlib.import_module(f"comparing.{x}") for x in ("overview", "bits"))
     for loss in registry(LinearSoftmaxLoss).values():
         tasks = overview.tasks(loss, "cpu")
@@ -335,7 +333,7 @@ def test_the_lines_of_losses_of_a_layer(script: ModuleType) -> None:
 
 @needs_compiler
 def test_losses_of_a_layer_are_compared(compare: Compare) -> None:
-    # Without these arguments `.ci/run` does it.
+    # `.ci/run` runs the script without these arguments.
     done = compare("--loss", "linear_cross_entropy", "--dtype", "bfloat16", "--reduction", "mean", "--layout", "packed")
     assert done.status == 0, done.output
     assert "rows of logits of a linear layer" in done.output and "packed" in done.output
@@ -365,7 +363,7 @@ def test_kernels_compile_in_the_order_of_their_use_and_once(script: ModuleType) 
         tensors = [torch.ones(4, 8, requires_grad=True), torch.zeros(4, 8)]
         compiler.announce("mean", lambda: [F.mse_loss(*tensors).backward(), F.mse_loss(*tensors, reduction="none")])
         kernels = list(compiler.kernels)
-        # The first of them with its companion, the check of the gradient.
+        # The first brings its companion, the check of the gradient.
         assert [x.kind for x in kernels] == ["value_and_gradient", "elements"]
         compiler.announce("again", lambda: F.mse_loss(*tensors).backward())
         compiler.announce("wrong", lambda: 1 / 0)
@@ -379,7 +377,7 @@ def test_kernels_compile_in_the_order_of_their_use_and_once(script: ModuleType) 
 
 
 def test_workers_compile_in_processes_of_their_own(script: ModuleType, tmp_path: Path) -> None:
-    """Each worker compiles its share and is waited for, and its death is noticed; a program stands in for NVRTC."""
+    """Each worker compiles its share, callers wait for it, and its death is noticed; a program stands in for NVRTC."""
     background = importlib.import_module("comparing.background")
     program = """if True:
         import os, pickle, sys
@@ -405,7 +403,7 @@ def test_workers_compile_in_processes_of_their_own(script: ModuleType, tmp_path:
 
 
 def test_torch_never_gets_a_label_that_it_does_not_know(script: ModuleType) -> None:
-    """On the CPU torch raises, and run_torch goes on without it. On a GPU it asserts, which ends all work there."""
+    """On the CPU torch raises, and `run_torch` continues without it. On a GPU it asserts, which ends all work there."""
     matrix, checking = (importlib.import_module(x) for x in ("comparing.matrix", "cupylosses.testing.check"))
     ways = 0
     for loss in registry().values():
@@ -465,7 +463,7 @@ WHERE = {"gpu": "GPU A", "driver": "1", "torch": "2", "cuda": "13.0", "cupy": "1
 
 @pytest.fixture
 def as_if_on_a_gpu(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The GPU's run on the CPU, with stand-ins for clock, memory and compiler; returns the kernels to compile."""
+    """A GPU's run on the CPU, with stand-ins for clock, memory and compiler; returns the kernels to compile."""
     stand_ins(monkeypatch)
     overview, background = (importlib.import_module(f"comparing.{x}") for x in ("overview", "background"))
     tasks, compiled = overview.tasks, []
@@ -475,7 +473,7 @@ def as_if_on_a_gpu(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[
     monkeypatch.setattr(overview, "tasks", lambda loss, device, seed: tasks(loss, "cpu", seed))
     monkeypatch.setattr(background, "workers", lambda: None)
     monkeypatch.setattr(background, "for_gpu", lambda kernel, workers: compiled.append(kernel))
-    # Records kernels of CPU tensors in place of those of CUDA tensors.
+    # Records kernels of CPU tensors instead of CUDA tensors.
     monkeypatch.setattr(host, "recording", lambda gpu, recording=host.recording: recording())
     return compiled
 
@@ -494,7 +492,7 @@ def test_a_run_on_a_gpu(
         assert int(line["extra_bytes"]) < PEAK
     # However narrow the terminal, no cell is cut.
     assert "…" not in done.output and len(line_of(done, "mse_loss")) == 12
-    # For losses of rows the large workload has its own kernels.
+    # Losses of rows have kernels of their own for the large workload.
     assert len(as_if_on_a_gpu) == len(set(as_if_on_a_gpu)) > 6 + 8
 
 
@@ -516,7 +514,7 @@ def test_a_gpu_that_stops_ends_the_run(
 def test_a_gpu_that_stops_at_the_first_check_ends_the_run(
     as_if_on_a_gpu: list[Any], script: ModuleType, compare: Compare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """CUDA's messages have many lines, of which the run prints the first; there is no row to sum up."""
+    """The run prints only the first of the many lines of CUDA's message; there is no row to sum up."""
 
     def die(*_: Any) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`.")
@@ -529,7 +527,7 @@ def test_a_gpu_that_stops_at_the_first_check_ends_the_run(
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_a_process_leaves_quietly(script: ModuleType, monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
-    """On a GPU that has stopped, without unloading kernels."""
+    """On a GPU that has stopped, the process exits without unloading kernels."""
 
     class Left(Exception):
         pass
@@ -586,7 +584,7 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
     assert {"all", "input", "target", "none"} == {r["gradients"] for r in own}
     measured = [r for r in own if r["section"] == "losses"]
     assert all(r["value_ulp"] is not None and r["torch_value_ulp"] is not None for r in measured)
-    # One line each, with aligned columns.
+    # One line per check, with aligned columns.
     printed = [line for line in done.lines if line.startswith("mse_loss") and line.endswith("ok")]
     assert len(printed) == len(own) and len({len(line) for line in printed}) == 1
 
@@ -657,7 +655,7 @@ class Planned:
 
 @pytest.mark.filterwarnings("ignore:.* is broadcast against:UserWarning")
 def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every loss, dtype and reduction, with a part of the kernels; for the representatives every combination."""
+    """The table has every loss, dtype and reduction with part of the kernels; of representatives, every combination."""
     matrix, pointwise = (importlib.import_module(f"comparing.{x}") for x in ("matrix", "pointwise"))
     sections = Planned(script, monkeypatch).sections
 
@@ -697,7 +695,7 @@ def test_the_short_table_on_the_host(script: ModuleType, monkeypatch: pytest.Mon
 
 
 def test_the_short_table_of_rows_on_the_host(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every loss and kind of target; for cross entropy each layout, dtype, reduction and option."""
+    """The table has every loss and kind of target; for cross entropy each layout, dtype, reduction and option."""
     sections = Planned(script, monkeypatch).sections
 
     def planned(*arguments: str) -> list[Any]:
@@ -759,7 +757,7 @@ def test_layouts_of_rows_are_what_the_engine_takes() -> None:
 
 
 def exit_code(script: ModuleType, arguments: tuple[str, ...]) -> object:
-    """The exit status of a run that does not begin."""
+    """Exit status of a run that stops before it begins."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(sys, "argv", ["compare.py", *arguments])
         script.main()
@@ -808,7 +806,7 @@ def test_a_compiler_that_is_not_there(
 def test_a_picture_needs_matplotlib(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the run, not after it."""
+    """The script says so before the run, not after it."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert exit_code(script, (*ON_CPU, "--plot", "picture.png")) == 2

@@ -51,7 +51,7 @@ FIRST = next(iter(registry(Loss).values()))
 
 LOSSES = list(registry().values())
 
-#: Tests that share the fast subset. Each process that runs one enumerates the kernels first, in 4 s.
+#: Number of tests that share the fast subset. Each process that runs one enumerates the kernels first, in 4 s.
 PARTS = 2
 
 OTHERS = [x for x in registry(Loss).values() if x not in representatives()]
@@ -78,7 +78,7 @@ def script() -> ModuleType:
 
 
 def passes(work: list[gate.Job], counts: Counter[str]) -> None:
-    """Compiles these kernels; fails if there are complaints."""
+    """Compiles these kernels; fails if the gate complains about any."""
     # Threads of NVRTC wait for each other; processes of pytest-xdist do not.
     assert work
     results = list(gate.run(work, 1 if "PYTEST_XDIST_WORKER" in os.environ else processors.usable()))
@@ -87,7 +87,7 @@ def passes(work: list[gate.Job], counts: Counter[str]) -> None:
     assert {x.job.title: x.complaints for x in results if x.complaints} == {}
 
 
-#: Of so many kernels of the fast subset one is compiled in each run of the tests.
+#: Each run of the tests compiles one of this many kernels of the fast subset.
 SAMPLED = 48
 
 
@@ -98,7 +98,7 @@ def fast_jobs() -> list[gate.Job]:
 
 @needs_nvrtc
 def test_two_shifted_operands_with_offsets_of_their_own_spill_nothing() -> None:
-    """They take more registers than the bound of other reduced losses leaves."""
+    """They need more registers than the bound for other reduced losses leaves."""
     access = ("shifted", "shifted", "none")
     variant = PointwiseKernel(
         registry(Loss)["smooth_l1_loss"], (), "value_and_gradient", ("float64",) * 2, "float64", "matrix", 2, access,
@@ -110,8 +110,9 @@ def test_two_shifted_operands_with_offsets_of_their_own_spill_nothing() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("part", range(PARTS))
 def test_kernels_pass_the_gate(part: int, counts: Counter[str]) -> None:
-    """A sample of the fast subset, in parts that several processes may take; the others, and what an older compiler
-    than the newest has of it, with ``--thorough`` and in `.ci/run`.
+    """A sample of the fast subset passes, in parts that several processes may run.
+
+    ``--thorough`` and `.ci/run` compile the other kernels, and those for compilers older than the newest.
     """
     newest = max(x.compiler.version for x in fast_jobs())
     work = fast_jobs() if thorough() else [x for x in fast_jobs() if x.compiler.version == newest][::SAMPLED]
@@ -141,7 +142,7 @@ def test_broad_subset_of_rows_passes_the_gate_of_cuda_11(row_loss: SoftmaxLoss, 
 
 @needs_nvrtc
 def test_compilers_of_two_versions_work_in_one_process() -> None:
-    """Their wheels coexist, and each compiler finds its own copy of the libraries that both bring."""
+    """Their wheels coexist, and each compiler finds its own copy of the libraries that both ship."""
     variant = training(FIRST)[0]
     both = fast_compilers()
     assert {x.version[0] for x in both} >= {11, 13}
@@ -177,7 +178,7 @@ class OfVersion:
 
 @pytest.fixture(scope="module")
 def fast() -> list[gate.Job]:
-    """The fast subset if all compilers are installed."""
+    """The fast subset with all compilers; stand-ins replace those that are not installed."""
     installed = {x.version[0]: tuple(y) for x, y in (fast_compilers() if find_libraries() else {}).items()}
     if installed == {13: FAST, 11: MATRIX[11]}:
         return fast_jobs()
@@ -190,7 +191,7 @@ def test_fast_subset_is_small_and_has_no_kernel_twice(fast: list[gate.Job]) -> N
 
 
 def test_fast_subset_has_every_formula(fast: list[gate.Job]) -> None:
-    """With each setting of the flags, half of them in each of two dtypes."""
+    """Every loss has each setting of its flags in one of two dtypes, and each dtype has half of the losses."""
     found = {"float32": 0, "bfloat16": 0}
     for loss in registry(Loss).values():
         own = [x for x in fast if x.variant.loss is loss and x.variant.kind == "value_and_gradient"]
@@ -310,7 +311,7 @@ def test_broad_subset_of_other_losses_is_what_training_takes() -> None:
         forward = {(x.storage[0], x.flags) for x in broadest if x.kind == "value_and_gradient" and all(x.gradients)}
         assert forward == set(product(("float32", "bfloat16"), flag_settings(loss)))
         assert {x.kind for x in broadest} - {PRODUCT} == {"value_and_gradient", "elements", "elements_gradient"}
-        # One in each dtype, but of losses without second derivatives.
+        # One in each dtype; none for losses without second derivatives.
         assert [x.storage[0] for x in broadest if x.kind == PRODUCT] in ([], ["float32", "bfloat16"])
         assert set(other) < set(broadest)
         assert (BROADEST, *(x for x, some in found.items() if some)) == broad_architectures(loss)
@@ -334,7 +335,7 @@ def test_whole_matrix_is_every_variant() -> None:
 
 @pytest.mark.representatives
 def test_contiguous_kernels_are_expected_to_move_16_bytes(loss: Loss) -> None:
-    """The condition that the gate rests on is not vacuous."""
+    """The condition that the gate checks is not vacuous."""
     for variant in variants(loss, fast=True):
         if variant.layout == "flat" and variant.kind != PRODUCT:
             loads, stores = wide_accesses(variant)
@@ -343,7 +344,7 @@ def test_contiguous_kernels_are_expected_to_move_16_bytes(loss: Loss) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is a complaint
+# Complaints
 
 LOG = """x.cu(1): warning #177-D: something
 ptxas warning : something else
@@ -419,7 +420,7 @@ def test_a_mistake_in_an_expression_is_reported_where_it_is(nvrtc: Nvrtc, empty_
     ],
 )
 def test_compilers_say_what_the_gate_listens_for(program: str, what: str, nvrtc: Nvrtc) -> None:
-    """The patterns fit the output of this NVRTC, for a kernel with every defect."""
+    """The gate's patterns match the output of this NVRTC, for kernels with each defect."""
     variant = training(FIRST)[0]
     text = f'extern "C" __global__ void __launch_bounds__(1024, 2) {variant.entry}(float* x) {{ {program} }}'
     found = nvrtc.compile(text, "sm_90").resources
@@ -427,7 +428,7 @@ def test_compilers_say_what_the_gate_listens_for(program: str, what: str, nvrtc:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Results that are kept
+# Cached results
 
 
 @needs_nvrtc
@@ -492,7 +493,7 @@ def run_script(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
 @pytest.fixture
 def three_compilers(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
-    """NVRTC 11, 12 and 13 that compile nothing."""
+    """Stand-ins for NVRTC 11, 12 and 13 that compile nothing."""
 
     class Fake:
         def __init__(self, path: Path) -> None:

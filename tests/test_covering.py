@@ -1,4 +1,4 @@
-"""The checks of a loss that is no representative, on the host: enough of everything, with few kernels."""
+"""Checks on the host of losses that are not representatives: every setting occurs, with few kernels."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_every_setting_is_met(loss: Loss) -> None:
 @pytest.mark.representatives
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_kernels_are_few(loss: Loss) -> None:
-    """Few kernels, but each gradient is a sum somewhere."""
+    """Few kernels suffice, yet some kernel sums the gradient of each operand."""
     with host.recording() as kernels:
         for check in filter(contains, everything(loss)):
             operands = check.operands()
             run(check.ours(), operands, check.gradients_of, check.upstream(operands)[0])
-    # In a pass of their own, or beside the value.
+    # Sums in a pass of their own, or in the kernel that computes the value.
     apart = {i for x in kernels if x.kind == "broadcast_gradient" for i, wanted in enumerate(x.gradients) if wanted}
     beside = {i for x in kernels if isinstance(x, PointwiseKernel) for i, *_ in x.summed}
     assert apart | beside == set(range(len(loss.operands))) and beside

@@ -1,4 +1,4 @@
-"""CTC losses: exact cases, edges, properties, accuracy, forms of arguments, and what surrounds them."""
+"""CTC losses: exact cases, accuracy, edges, properties, forms of arguments, derivatives, transforms and libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cupylosses.backends.torch import plans
 from cupylosses.engines.sequence import plan as sequence_plan
 
 kernels = pytest.mark.kernels
-#: Formulas on the CPU, and kernels.
+#: Runs a test with the formulas on the CPU, and with the kernels.
 paths = pytest.mark.parametrize(
     "device", [pytest.param("cpu", id="formula"), pytest.param(KERNELS, id="kernels", marks=kernels)]
 )
@@ -33,14 +33,14 @@ f32, f64 = torch.float32, torch.float64
 
 
 def fresh() -> torch.Generator:
-    """Numbers that no run has seen before; the seed is in the report of a failure."""
+    """A generator with a new seed in each run; the seed is printed, so that the report of a failure shows it."""
     seed = int(torch.empty((), dtype=torch.int64).random_().item())
     print(f"seed {seed}")
     return torch.Generator().manual_seed(seed)
 
 
 class Case(NamedTuple):
-    """One sample whose numbers are known: rows of factors, the sum over its paths, and occ."""
+    """One sample with known results: factors of its frames, the sum over its paths, the loss, and the occupancies."""
 
     rows: tuple[tuple[Fraction, ...], ...]
     target: tuple[int, ...]
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 def rows_of(text: str) -> tuple[tuple[Fraction, ...], ...]:
-    """Rows of fractions; a row may end in a common divisor."""
+    """Parses rows of fractions; a row may end in a common divisor."""
     rows = []
     for row in text.split(","):
         numbers, _, below = row.partition("/") if row.count("/") == 1 and row.strip().startswith("(") else (row, "", "")
@@ -108,7 +108,7 @@ def run(
     upstream: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss and its gradient; of the sum, if it has dimensions and no ``upstream`` is given."""
+    """The loss and its gradient for ``upstream``; without it, the gradient of the sum of the losses."""
     x = x.detach().requires_grad_()
     function = F.ctc_loss_with_logits if logits else F.ctc_loss
     value = function(x, targets, input_lengths, target_lengths, **options)
@@ -148,7 +148,7 @@ class Batch(NamedTuple):
 def batch(
     frames: int = 37, samples: int = 5, classes: int = 9, labels: int = 11, scale: float = 1.0, blank: int = 0
 ) -> Batch:
-    """Random samples of which the first is full, and the last is empty."""
+    """Random samples; the first has full lengths, the last has no labels."""
     generator = fresh()
     x = scale * torch.randn(frames, samples, classes, generator=generator, dtype=f64)
     targets = torch.randint(classes - 1, (samples, labels), generator=generator)
@@ -161,7 +161,7 @@ def batch(
 
 
 def close(found: torch.Tensor, right: torch.Tensor, frames: int) -> None:
-    """Values or gradients in float32 are as accurate as the recursion promises: `loss` scales with its size."""
+    """Asserts that float32 results are as accurate as the recursion promises; a loss's bound grows with its size."""
     size = right.abs().where(right.isfinite(), 0.0)
     allowed = 4.5e-7 + 3e-8 * sqrt(frames) if found.dim() > 1 else 1e-6 * sqrt(frames) + size * 2.0**-24
     wrong = (found.cpu().double() - right).abs()
@@ -175,7 +175,7 @@ def close(found: torch.Tensor, right: torch.Tensor, frames: int) -> None:
 
 @by_case
 def test_truths_agree_with_the_table(case: Case) -> None:
-    """Paths in fractions, the recursion in fractions and in digits, and in float64."""
+    """Enumerated paths in fractions, and the recursion in fractions, in many digits and in float64."""
     exact = truth.by_paths(case.rows, case.target, case.blank)
     assert exact == truth.in_fractions(case.rows, case.target, case.blank)
     assert exact.p == case.p and (None if exact.occ is None else tuple(map(tuple, exact.occ))) == case.occ
@@ -212,7 +212,7 @@ def test_exact_cases(case: Case, device: str) -> None:
 
 @paths
 def test_batch_of_exact_cases(device: str) -> None:
-    """Cases 1, 4 and 5 with NaN in the padded frame and labels that are no classes in padded positions."""
+    """Cases 1, 4 and 5, with NaN in the padded frame and labels in padded positions that are no classes."""
     x = torch.full((3, 3, 3), nan)
     x[:, 0], x[:, 1], x[:2, 2] = logarithms(A, f32), logarithms(A, f32), logarithms(A[:2], f32)
     targets = torch.tensor([[1, 2], [7, 7], [1, 1]], device=device)
@@ -233,7 +233,7 @@ def test_batch_of_exact_cases(device: str) -> None:
 
 @pytest.mark.parametrize("frames", [9, 40])
 def test_uniform_rows_of_any_size(frames: int) -> None:
-    """Binomial coefficients, which have more digits than any path can be enumerated for."""
+    """Binomial coefficients give exact results for more frames than paths can be enumerated for."""
     target = (1, 1, 2, 3, 3, 3, 1)
     exact = truth.of_uniform(frames, 5, target)
     x = torch.full((frames, 5), -log(5.0), dtype=f64)
@@ -255,8 +255,9 @@ def test_uniform_rows_of_any_size(frames: int) -> None:
 @pytest.mark.parametrize("logits", [False, True], ids=["log_probs", "logits"])
 @paths
 def test_random_samples(device: str, logits: bool, classes: int, blank: int) -> None:
-    """Of few classes, which 1 to 32 lanes share, of whole vectors, and of more than shared memory has room for, in one
-    or two windows.
+    """Few classes, which 1 to 32 lanes share, whole vectors, and more classes than fit in shared memory.
+
+    The last take one or two windows.
     """
     given = batch(classes=classes, blank=blank)
     value, slope = given.run(device, f32, logits=logits, blank=blank, reduction="none")
@@ -268,7 +269,7 @@ def test_random_samples(device: str, logits: bool, classes: int, blank: int) -> 
 @pytest.mark.parametrize("classes", [9, 40, 600, 1101])
 @paths
 def test_logits_far_apart(device: str, classes: int) -> None:
-    """Sums of exponentials that larger logits leave far behind."""
+    """Larger logits dwarf sums of exponentials that were accumulated before them."""
     given = batch(classes=classes, scale=30.0)
     value, slope = given.run(device, f32, logits=True, reduction="none")
     right = given.expected(True)
@@ -279,7 +280,7 @@ def test_logits_far_apart(device: str, classes: int) -> None:
 @pytest.mark.parametrize(("classes", "logits"), [(1101, False), (1101, True), (301, True)])
 @paths
 def test_many_classes_in_any_layout(device: str, classes: int, logits: bool) -> None:
-    """Vectors of logits and of gradients that lie alike, differently in each frame, at different places, or apart."""
+    """Logits and gradients whose vectors are aligned alike, differently per frame or per array, or not contiguous."""
     given = batch(classes=classes)
     value, slope = given.expected(logits)
     x = given.x.to(device, f32)
@@ -299,8 +300,9 @@ def test_many_classes_in_any_layout(device: str, classes: int, logits: bool) -> 
 @pytest.mark.parametrize("frames", [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33])
 @paths
 def test_numbers_of_frames(device: str, frames: int) -> None:
-    """Odd and even ones, whose halves meet in the middle, and around blocks of 8 frames; each with every possible
-    number of labels up to 3.
+    """Odd and even numbers of frames, whose halves meet in the middle, and those around blocks of 8 frames.
+
+    Each occurs with every possible number of labels up to 3.
     """
     generator = fresh()
     x = torch.randn(frames, 4, 5, generator=generator, dtype=f64).float().double()
@@ -316,10 +318,12 @@ def test_numbers_of_frames(device: str, frames: int) -> None:
 @pytest.mark.parametrize(("labels", "classes"), [*[(x, 6) for x in (31, 32, 63, 64, 130, 260, 600)], (260, 1030)])
 @paths
 def test_numbers_of_labels(device: str, labels: int, classes: int) -> None:
-    """Positions that just fill warps and blocks, or just do not, and so many that a warp has room for one frame or for
-    none; and more labels than a block has threads, in frames of many classes.
+    """Numbers of positions that just fill warps and blocks, or just fail to.
+
+    Some are so large that a warp has room for one frame or for none; others are more labels than a block has threads,
+    in frames of many classes.
     """
-    # Of many labels hardly more frames than alignments need.
+    # With many labels, hardly more frames than alignments need.
     given = batch(2 * labels + 5 if labels < 100 else 5 * labels // 4 + 5, 3 if labels < 600 else 2, classes, labels)
     value, slope = given.run(device, f32, reduction="none")
     right = given.expected()
@@ -329,7 +333,7 @@ def test_numbers_of_labels(device: str, labels: int, classes: int) -> None:
 
 @paths
 def test_one_frame_beside_many_labels(device: str) -> None:
-    """Warps that have nothing to do meet the others in each barrier."""
+    """Warps without work arrive at each barrier, as the others do."""
     given = batch(80, 3, 6, 40)
     given = given._replace(input_lengths=torch.tensor([1, 1, 80]), target_lengths=torch.tensor([0, 1, 40]))
     value, slope = given.run(device, f32, reduction="none")
@@ -343,7 +347,7 @@ def test_one_frame_beside_many_labels(device: str) -> None:
 @pytest.mark.parametrize("scale", short_or_full([10.0], [1.0, 10.0]))
 @paths
 def test_long_sequences_keep_their_digits(device: str, scale: float) -> None:
-    """Of 600 frames: logarithms in float32 would be off by more than 1e-3."""
+    """With 600 frames, logarithms in float32 would be off by more than 1e-3."""
     given = batch(600, 1, 16, 60, scale)._replace(target_lengths=torch.tensor([60]))
     x = given.x[:, 0].float()
     value, slope = run(x.to(device), given.targets[0].to(device), reduction="sum")
@@ -357,8 +361,10 @@ def test_long_sequences_keep_their_digits(device: str, scale: float) -> None:
 @pytest.mark.parametrize("sure", [3.0, 9.0, 20.0])
 @paths
 def test_frames_of_a_trained_model(device: str, sure: float) -> None:
-    """Labels as spikes among blanks, as spells, and anywhere: states of neighbouring positions and frames differ by
-    powers of two beyond what a float has, in samples that are unsure and then sure. The lengths leave chunks whole.
+    """Labels as spikes among blanks, as spells, and anywhere, in samples that are first unsure and then sure.
+
+    States of neighbouring positions and frames differ by powers of two beyond what a float represents. The lengths
+    leave every chunk whole.
     """
     given = batch(96, 6, 12, 40)
     frames, samples, classes = given.x.shape
@@ -385,8 +391,10 @@ def test_frames_of_a_trained_model(device: str, sure: float) -> None:
 @pytest.mark.parametrize(("dtype", "far"), [(f32, 400.0), (f32, 1e4), (f64, 3e3)], ids=str)
 @paths
 def test_states_too_far_apart_for_a_shared_exponent(device: str, dtype: torch.dtype, far: float) -> None:
-    """Within a few frames a state falls or rises by more than the lattice has exponents for: with all classes of a
-    frame, or with a class that alignments may need. Lengths put chunks of both directions at odds, and whole.
+    """Within a few frames, a state falls or rises by more than the lattice's exponents represent.
+
+    Either all classes of a frame change this much, or only a class that alignments may need. With some lengths, chunks
+    of the two directions do not coincide; with others, all chunks are whole.
     """
     generator = fresh()
     for frames in (37, 48, 51):
@@ -410,8 +418,10 @@ def test_states_too_far_apart_for_a_shared_exponent(device: str, dtype: torch.dt
 @pytest.mark.parametrize("classes", [4, 1037])
 @paths
 def test_sure_samples_keep_their_digits(device: str, classes: int) -> None:
-    """A loss with logits that is nearly 0 is not negative. Of a frame that is nearly one class the gradient is accurate
-    relative to what the other classes have in softmax and occ.
+    """With logits, a loss that is nearly 0 is not negative, and gradients of nearly certain frames stay accurate.
+
+    If one class has nearly all of a frame, the gradient is accurate relative to what the other classes have in softmax
+    and occ.
     """
     target = torch.tensor([1, 2], device=device)
     path = torch.tensor([0, 1, 1, 0, 2, 2, 0, 0])
@@ -441,7 +451,7 @@ def test_sure_samples_keep_their_digits(device: str, classes: int) -> None:
 )
 @paths
 def test_dtypes(device: str, dtype: torch.dtype, classes: int) -> None:
-    """Halves are read as they are and computed in float32; the gradient has their dtype."""
+    """Operands of 16 bits are read as they are and computed in float32; the gradient has their dtype."""
     given = batch(20, 3, classes, 5)
     given = given._replace(x=given.x.to(dtype).double())
     value, slope = given.run(device, dtype, logits=True, reduction="none", out_dtype=f64)
@@ -467,7 +477,7 @@ def frames_of(device: str, size: int = 6, classes: int = 4) -> torch.Tensor:
 
 @paths
 def test_impossible_targets(device: str) -> None:
-    """Their loss is infinite and their gradient 0; one of them does not spoil the batch."""
+    """The loss is infinite and the gradient 0; one such sample does not spoil the batch."""
     x = torch.stack([frames_of(device)] * 4, 1)
     targets = torch.tensor([[1, 2, 1, 2, 1, 2, 3], [1, 1, 1, 1, 0, 0, 0], [1, 2, 3, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0]])
     lengths = torch.tensor([7, 4, 3, 1], device=device)
@@ -477,7 +487,7 @@ def test_impossible_targets(device: str) -> None:
         given = x.clone()
         if logits:
             given[2, 2, 0] = 0.0  # a row of nothing but -inf is NaN
-            given[:, 2, 3] = -inf  # and this label cannot be
+            given[:, 2, 3] = -inf  # and this label is impossible
         value, slope = run(given, targets.to(device), None, lengths, logits=logits, reduction="none")
         assert value[:3].tolist() == [inf] * 3 and value[3].isfinite()
         assert not slope[:, :3].any() and slope[:, 3].isfinite().all() and slope[:, 3].any()
@@ -487,7 +497,7 @@ def test_impossible_targets(device: str) -> None:
 
 @paths
 def test_classes_that_cannot_be(device: str) -> None:
-    """A class of -inf that a path could do without has gradient 0, and so has one that is no label."""
+    """A class of -inf that paths can avoid has gradient 0, and so has a class that is no label."""
     x = frames_of(device)
     x[:, 3], x[1, 1] = -inf, -inf
     value, slope = run(x, torch.tensor([1, 2], device=device), reduction="sum")
@@ -501,7 +511,7 @@ def test_classes_that_cannot_be(device: str) -> None:
 
 @paths
 def test_large_masks_keep_their_value(device: str) -> None:
-    """-1e4 and -1e7 are numbers, -1e9 is -inf."""
+    """-1e4 and -1e7 count as numbers, -1e9 as -inf."""
     x = frames_of(device)
     for size, finite in ((-1e4, True), (-1e7, True), (-1e9, False)):
         given = x.clone()
@@ -511,18 +521,18 @@ def test_large_masks_keep_their_value(device: str) -> None:
         assert not finite or float(value) == pytest.approx(-size, rel=1e-2)
     x[3] = torch.tensor([-6.7108860e7, -6.7108860e7, -6.7108872e7, -inf])
     value, slope = run(x, torch.tensor([1, 2], device=device), logits=True, reduction="sum")
-    # Beyond 2^26 a class has none of softmax, although the largest is near.
+    # Beyond 2^26 a class has no share of softmax, although the largest logit is near.
     assert value.isfinite() and slope.isfinite().all() and not slope[3, 2:].any()
 
 
 @paths
 def test_nan(device: str) -> None:
-    """NaN and +inf count where a path may pass, and nowhere else."""
+    """NaN and +inf count only where a path may pass."""
     target = torch.tensor([1, 2], device=device)
     x = frames_of(device)
     plain = run(x, target, reduction="sum")
     for wrong in (nan, inf):
-        for frame, label in ((0, 2), (5, 1), (0, 3), (3, 3)):  # not reachable yet, no more, unused twice
+        for frame, label in ((0, 2), (5, 1), (0, 3), (3, 3)):  # not yet reachable, no longer reachable, unused (twice)
             given = x.clone()
             given[frame, label] = wrong
             value, slope = run(given, target, reduction="sum")
@@ -570,7 +580,7 @@ def test_frames_and_labels_of_none(device: str) -> None:
 @pytest.mark.addresses
 @paths
 def test_labels_that_are_no_class(device: str) -> None:
-    """The blank is none either. Such a sample is NaN, its gradient 0, and no memory is read for it."""
+    """The blank is no valid label either. Such a sample is NaN, its gradient is 0, and no memory is read for it."""
     x = torch.stack([frames_of(device)] * 5, 1)
     lengths = torch.tensor([2, 2, 2, 2, 1], device=device)
     targets = torch.tensor([[1, 2], [1, 4], [1, 0], [-1, 2], [1, 1 << 40]], device=device)
@@ -623,7 +633,7 @@ def reference_bits(given: Batch, device: str, **options: Any) -> tuple[torch.Ten
 
 @paths
 def test_bits_of_a_sample_are_its_own(device: str) -> None:
-    """Alone, in a batch, behind any padding, with any strides, in integers of any kind, and concatenated."""
+    """A sample has the same bits alone, in a batch, with any padding, strides and integer dtypes, and concatenated."""
     given = batch(21, 4, 7, 6)
     value, slope = reference_bits(given, device)
     again = reference_bits(given, device)
@@ -653,7 +663,7 @@ def test_bits_of_a_sample_are_its_own(device: str) -> None:
 
 @paths
 def test_any_grad_output(device: str) -> None:
-    """The gradient that forward wrote for the expected grad_output is the one for the true one, to the bit."""
+    """A gradient that forward wrote for the expected grad_output has the bits of one that backward computes."""
     given = batch(21, 4, 7, 6)
     x, others = given.x.to(device, f32).requires_grad_(), [t.to(device) for t in given[1:]]
     slopes = []
@@ -675,8 +685,8 @@ def test_occ_is_a_distribution(device: str) -> None:
     ends = torch.arange(40)[:, None] < given.input_lengths
     torch.testing.assert_close(sums, ends.double(), rtol=0, atol=1e-6)
     assert ((-slope >= 0) & (-slope <= 1)).all()
-    # A constant per frame changes no gradient, and classes may change their places. Posteriors of a frame are added
-    # up class by class.
+    # A constant added to a frame changes no gradient, and classes may be permuted. Posteriors of a frame are summed
+    # class by class.
     shift = torch.randint(-8, 9, (40, 1, 1)).to(device) * 0.5
     moved = run(given.x.to(device, f32) + shift, *(x.to(device) for x in given[1:]), reduction="none")
     close(moved[1], slope.cpu().double(), 40)
@@ -703,7 +713,7 @@ def test_gradient_behind_log_softmax_is_torchs() -> None:
 
 @paths
 def test_gradient_of_logits_is_torchs_own(device: str) -> None:
-    """gradient="logits" for programs that depend on what torch returns for log_probs."""
+    """gradient="logits" serves programs that depend on what torch returns for log_probs."""
     given = batch(30, 4, 8, 7)
     x = given.x.log_softmax(-1)
     _, slope = run(x.to(device, f32), *(t.to(device) for t in given[1:]), gradient="logits")
@@ -718,7 +728,7 @@ def test_gradient_of_logits_is_torchs_own(device: str) -> None:
 
 
 def test_forms_of_targets_and_lengths() -> None:
-    """All of them are one call."""
+    """All forms of the arguments make the same call."""
     given = batch(12, 3, 5, 4)
     right = given.run()
     x, targets, ends, lengths = given
@@ -854,7 +864,7 @@ def test_second_derivative_of_the_exact_case(device: str) -> None:
 
 
 def by_matrices(x: torch.Tensor, given: Batch) -> torch.Tensor:
-    """The losses of a batch of logits, which torch differentiates."""
+    """Losses of a batch of logits, by operations that torch differentiates."""
     found = []
     for n, (frames, labels) in enumerate(zip(given.input_lengths.tolist(), given.target_lengths.tolist(), strict=True)):
         found.append(truth.by_matrices(x[:frames, n].log_softmax(-1), given.targets[n, :labels].tolist()))
@@ -950,8 +960,8 @@ def test_results_are_the_same_on_any_grid() -> None:
 def test_log_sum_exps_beside_both_halves(labels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from cupylosses.testing import host
 
-    # Many classes, whose elements the first half keeps, taken for more than the gradient's kernel finds the sums of; of
-    # 70 labels two blocks share a direction of a sample.
+    # Many classes, whose elements the first half keeps; FRAME_BYTES of 0 keeps the gradient's kernel from computing
+    # their log-sum-exps. With 70 labels, two blocks share a direction of a sample.
     given = batch(100, 3, 1030, labels)
     found = []
     monkeypatch.setattr(sequence_plan, "FRAME_BYTES", 0)
@@ -960,7 +970,7 @@ def test_log_sum_exps_beside_both_halves(labels: int, monkeypatch: pytest.Monkey
         with host.execution(processors, seed=processors):
             plans.forget()
             found.append(given.run("cpu", f32, logits=True))
-            # A NaN counts in whichever half its frame is read.
+            # A NaN counts, whichever half reads its frame.
             for frame in (4, 99):
                 x = given.x.float()
                 x[frame, 0, 1029] = nan
@@ -974,14 +984,16 @@ def test_log_sum_exps_beside_both_halves(labels: int, monkeypatch: pytest.Monkey
 @kernels
 @pytest.mark.parametrize(("dtype", "classes"), [(f32, 1101), (torch.bfloat16, 1040)])
 def test_log_sum_exps_beside_gradients(dtype: torch.dtype, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The value has the bits of that without gradients; a NaN counts in all frames of its sample, whether that has
-    alignments or not, and whichever launch writes the gradient; and both are what log-sum-exps in advance give.
+    """The value has the same bits with and without gradients, and results match log-sum-exps computed in advance.
+
+    A NaN counts in all frames of its sample, whether or not that has alignments, and whichever launch writes the
+    gradient.
     """
     given = batch(15, 3, classes, 7)
     x, targets, frames, labels = [t.to(KERNELS) for t in (given.x.to(dtype), *given[1:])]
     frames[1] = 15
     monkeypatch.setattr(sequence_plan, "SPLIT_BYTES", 0)
-    x[5, :, 3] += 20.0  # has most of softmax
+    x[5, :, 3] += 20.0  # has most of the softmax
     x[6, 2, 0] += 20.0  # and of the posteriors
     x[:, 1, targets[1, 0]] = -inf
     x[3, :, 40:] = -inf

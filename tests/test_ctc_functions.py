@@ -29,14 +29,14 @@ paths = pytest.mark.parametrize(
 
 
 def fresh() -> torch.Generator:
-    """Numbers that no run has seen before; the seed is in the report of a failure."""
+    """A generator with a new seed in each run; the seed is printed, so that the report of a failure shows it."""
     seed = int(torch.empty((), dtype=torch.int64).random_().item())
     print(f"seed {seed}")
     return torch.Generator().manual_seed(seed)
 
 
 def drawn(frames: int, samples: int, classes: int, labels: int, ties: bool = False) -> list[torch.Tensor]:
-    """Log-probabilities, targets and both lengths; multiples of 1/2 if there are to be ``ties``."""
+    """Log-probabilities, targets and both lengths; with ``ties``, log-probabilities are multiples of 1/2."""
     generator = fresh()
     x = torch.randn(frames, samples, classes, generator=generator)
     x = (x * 2).round() / 2 if ties else x.log_softmax(-1)
@@ -49,7 +49,7 @@ def drawn(frames: int, samples: int, classes: int, labels: int, ties: bool = Fal
 
 
 def check(found: Any, x: torch.Tensor, targets: torch.Tensor, ends: torch.Tensor, lengths: torch.Tensor) -> None:
-    """Paths are those of the truth, label for label, and sums are rounded once."""
+    """Asserts that paths are those of the truth, label for label, and that scores are rounded once."""
     x = x.detach().cpu()
     for n, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
         rows = x[:end, n].double().tolist()
@@ -82,7 +82,7 @@ def test_truth_is_the_best_of_all_paths(target: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("ties", [False, True], ids=["no-ties", "ties"])
 @pytest.mark.parametrize(("frames", "labels"), [(1, 1), (7, 3), (8, 0), (33, 9), (150, 70)])
 def test_best_paths(device: str, frames: int, labels: int, ties: bool) -> None:
-    """Of one warp and of several, around chunks of 8 and 32 frames."""
+    """Targets of one warp and of several, and numbers of frames around chunks of 8 and 32."""
     given = drawn(frames, 4, 6, labels, ties)
     found = F.ctc_forced_alignment(*(y.to(device) for y in given))
     check(found, *given)
@@ -99,7 +99,7 @@ def test_best_path_of_the_exact_case(device: str) -> None:
 @pytest.mark.addresses
 @kernels
 def test_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More positions than a block has lanes: the last column of a sweep goes through memory."""
+    """With more positions than a block has threads, the last column of a sweep goes through memory."""
     monkeypatch.setattr(alignment, "MAX_THREADS", 64)
     for ties in (False, True):
         given = drawn(300, 2, 5, 150, ties)
@@ -108,7 +108,7 @@ def test_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @paths
 def test_forms_of_arguments(device: str) -> None:
-    """Strides, integers of any kind, concatenated targets, lengths of the host, and the batch in front."""
+    """Strides, integer dtypes, concatenated targets, host lengths and a leading batch dimension change no result."""
     x, targets, ends, lengths = drawn(20, 4, 6, 5)
     right = F.ctc_forced_alignment(*(y.to(device) for y in (x, targets, ends, lengths)))
     strided = x.permute(2, 1, 0).contiguous().permute(2, 1, 0).to(device)
@@ -138,7 +138,7 @@ def test_dtypes(device: str, dtype: torch.dtype) -> None:
 
 @paths
 def test_edges(device: str) -> None:
-    """No path, NaN on it or off it, labels and lengths out of range, nothing to align."""
+    """Samples without a path, NaN on and off the path, labels and lengths out of range, and nothing to align."""
     x = torch.randn(6, 6, 4, generator=fresh()).log_softmax(-1)
     x[2, 1], x[5, 2, 3], x[3, 3], x[:, 5, 3] = -inf, nan, nan, -inf
     targets = torch.tensor([[1, 2, 1], [1, 2, 0], [1, 2, 0], [1, 2, 0], [1, 4, 0], [2, 1, 0]])
@@ -188,7 +188,7 @@ def test_a_compiled_graph_and_vmap() -> None:
     given = [y.to(KERNELS) for y in drawn(20, 3, 6, 5)]
     right = F.ctc_forced_alignment(*given)
     compiled = torch.compile(F.ctc_forced_alignment, fullgraph=True, backend="aot_eager")(*given)
-    # A batch of samples without a dimension for them comes first in every result.
+    # vmap over samples that have no batch dimension puts the batch first in every result.
     many = torch.func.vmap(F.ctc_forced_alignment, (1, 0, 0, 0))(*given)
     for a, b, c in zip(right, compiled, many, strict=True):
         assert torch.equal(a, b) and torch.equal(a, c.T if c.dim() > 1 else c)
@@ -211,7 +211,7 @@ def test_cupy_arrays() -> None:
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
 def test_kernels_compile() -> None:
-    """For the oldest and newest GPUs and compilers, without spills."""
+    """Kernels compile without spills for the oldest and newest GPUs and compilers."""
     compilers = {x.version[0]: x for x in fast_compilers()}
     align, occ = F.ctc_forced_alignment.loss, F.ctc_posteriors.loss
     for version, architecture, kernel in (
@@ -232,7 +232,7 @@ by_kind = pytest.mark.parametrize("of", ["classes", "positions"])
 
 
 def expected(given: list[torch.Tensor], of: str) -> torch.Tensor:
-    """The truth; of positions by giving each label of a target a class of its own, with the same numbers."""
+    """The true posteriors of classes, or of a target's positions, with the sum of its blanks last."""
     x, targets, ends, lengths = given
     frames, samples, classes = x.shape
     room = targets.shape[1]
@@ -243,7 +243,7 @@ def expected(given: list[torch.Tensor], of: str) -> torch.Tensor:
             found[:end, n] = torch.from_numpy(truth.in_float64(rows, target)[1])
             continue
         states = truth.states_of(target, 0)
-        # Equal neighbours stay apart: a path goes through the blank between them.
+        # Equal neighbours stay apart, because a path passes through the blank between them.
         by_state = by_states(rows, states, target)
         found[:end, n, :length] = by_state[:, 1::2]
         found[:end, n, room] = by_state[:, ::2].sum(1)
@@ -251,7 +251,7 @@ def expected(given: list[torch.Tensor], of: str) -> torch.Tensor:
 
 
 def by_states(rows: Any, states: list[int], target: list[int]) -> torch.Tensor:
-    """Posteriors of states by products of matrices, forwards and backwards, in float64."""
+    """Posteriors of states by matrix products, forwards and backwards, in float64."""
     moves = torch.zeros(len(states), len(states), dtype=torch.float64)
     for s in range(len(states)):
         moves[s, truth.predecessors(states, s, 0)] = 1.0
@@ -295,7 +295,7 @@ def test_posteriors(device: str, of: str) -> None:
 
 @paths
 def test_posteriors_of_classes_are_the_gradient(device: str) -> None:
-    """To the bit, for concatenated targets too."""
+    """Posteriors by kernels match to the bit, for concatenated targets too."""
     x, targets, ends, lengths = (y.to(device) for y in drawn(41, 4, 6, 9))
     joined = torch.cat([targets[n, :k] for n, k in enumerate(lengths.tolist())])
     leaf = x.requires_grad_()
@@ -308,7 +308,7 @@ def test_posteriors_of_classes_are_the_gradient(device: str) -> None:
 @by_kind
 @paths
 def test_edges_of_posteriors(device: str, of: str) -> None:
-    """No path, NaN, bad labels: 0, NaN, 0. Frames behind the end have 0."""
+    """Posteriors are 0 without a path, NaN with NaN, 0 with bad labels, and 0 past the end of a sample."""
     x = torch.randn(6, 4, 4, generator=fresh()).log_softmax(-1)
     x[2, 1], x[3, 2, 1] = -inf, nan
     targets = torch.tensor([[1, 2, 1], [1, 2, 0], [1, 2, 0], [1, 4, 0]], device=device)
@@ -374,7 +374,7 @@ def test_errors_of_posteriors() -> None:
 
 @kernels
 def test_a_warm_up_compiles_what_calls_need() -> None:
-    """The kernel that prepares samples, the recursion's two, and the one that each function ends with."""
+    """A warm-up needs the kernel that prepares samples, the recursion's two, and the last one of each function."""
     place = "cpu" if KERNELS == "cpu" else None
     shapes = (20, 3, 6), (3, 5)
     for function, needed in ((F.ctc_forced_alignment, 2), (F.ctc_posteriors, 3)):

@@ -34,7 +34,7 @@ def on_cpu(x: Any) -> Any:
 
 
 def agree(found: list[Tensor], right: list[Tensor]) -> None:
-    """Shape and dtype are torch's; the numbers those of its float64."""
+    """Asserts that shapes are torch's, and numbers those that torch computes in float64."""
     for a, b in zip(found, right, strict=True):
         assert a.shape == b.shape
         eps = 1e-11 if a.dtype == torch.float64 else 1e-5
@@ -44,7 +44,7 @@ def agree(found: list[Tensor], right: list[Tensor]) -> None:
 @devices
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_samples_of_torchs_function(device: str, dtype: torch.dtype) -> None:
-    """With torch's convention of the gradient, and of log-probabilities that are not normalised as torch has them."""
+    """With torch's gradient convention, also for torch's samples of log-probabilities that are not normalized."""
     info = opinfo.databases()[0]["ctc_loss"]
     given = list(info.sample_inputs(device, dtype, requires_grad=False))
     assert given

@@ -52,7 +52,7 @@ def as_tensor(x: Any) -> torch.Tensor:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """True if arrays have the same elements. CuPy would compile its own kernels to find out, each for seconds."""
+    """True if arrays have the same elements; compared on the host, because CuPy would compile kernels for seconds."""
     return numpy.array_equal(cupy.asnumpy(a), cupy.asnumpy(b))
 
 
@@ -66,7 +66,7 @@ def equal(a: Any, b: Any) -> bool:
     ],
 )
 def test_bits_are_those_of_tensors(loss: Loss, case: Any, dtype: str, reduction: str) -> None:
-    """Values and gradients; the arrays share the tensors' memory."""
+    """Values and gradients have the same bits; the arrays share the tensors' memory."""
     tensors = draw(loss, case, dtype)
     arrays = [cupy.from_dlpack(x) for x in tensors]
     options = {"reduction": reduction, **case}
@@ -94,7 +94,7 @@ def test_layouts(loss: Loss, layout: str, reduction: str) -> None:
 
 
 def test_reversed_arrays(loss: Loss) -> None:
-    """Negative strides, which torch lacks."""
+    """Reversed arrays have negative strides, which torch lacks."""
     arrays = [uniform(65, 33, seed=i)[::-1, ::-1] for i in everything(loss)]
     dense = [cupy.ascontiguousarray(x) for x in arrays]
     function = by_position(loss)
@@ -112,7 +112,7 @@ def test_values_are_those_of_numpy(loss: Loss) -> None:
 
 
 def test_bfloat16(loss: Loss) -> None:
-    """CuPy 14 spells bfloat16 through ml_dtypes; CuPy 13 does not know it."""
+    """CuPy 14 supports bfloat16 through ml_dtypes; CuPy 13 lacks it."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     if int(cupy.__version__.partition(".")[0]) < 14:
         pytest.skip("CuPy knows bfloat16 from 14 on")
@@ -167,8 +167,9 @@ def test_current_stream_is_waited_for(loss: Loss) -> None:
 
 
 def test_two_streams_at_first_use(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second stream must not rely on anything that the first call sets up on its own stream: it may run long
-    before.
+    """The second stream must not rely on anything that the first call sets up on its own stream.
+
+    Work on the second stream may run long before that.
     """
     from cupylosses.backends import cupy_device
 
@@ -196,7 +197,7 @@ def test_two_streams_at_first_use(loss: Loss, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("layout", ["contiguous", "row"])
 def test_captured_graph_keeps_its_memory(loss: Loss, layout: str, reduction: str) -> None:
-    """Arrays made after the capture are elsewhere: replays neither write into them nor read from them."""
+    """Arrays allocated after the capture have other memory: replays neither write into them nor read from them."""
     arrays = [cupy.from_dlpack(x) for x in draw(loss, layout=layout)]
     fresh = [cupy.from_dlpack(x * 0.5) for x in draw(loss, layout=layout)]
     options = {"argnums": everything(loss), "reduction": reduction}
@@ -223,7 +224,7 @@ def test_captured_graph_keeps_its_memory(loss: Loss, layout: str, reduction: str
 
 
 def test_expectation_of_torch_does_not_reach_cupy(loss: Loss) -> None:
-    """torch's calls may have made another upstream gradient expected; CuPy always means 1."""
+    """torch's calls may have changed the expected upstream gradient; with CuPy it is always 1."""
     tensors = draw(loss)
     arrays = [cupy.from_dlpack(x) for x in tensors]
     _, expected = cupylosses.value_and_grad(loss.name, *arrays)

@@ -1,5 +1,6 @@
-"""The path of CuPy arrays through element-wise losses, also without a GPU, where NumPy stands in for CuPy
-(``tools.cupy_stand_in``). GPU-only features, streams and graphs, are in ``test_cupy.py``.
+"""CuPy arrays through element-wise losses; without a GPU, NumPy stands in for CuPy (``tools.cupy_stand_in``).
+
+``test_cupy.py`` tests what needs a GPU: streams and graphs.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.kernels, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: The path does not depend on the loss: one is enough.
+#: The path does not depend on the loss, so one loss is enough.
 LOSS = registry(Loss)["mse_loss"]
 
-#: Arguments that send a call along another path; True stands for an array.
+#: Arguments that send a call along different paths; True stands for an array.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "per element": {"reduction": "none"},
     "reduced": {},
@@ -66,7 +67,7 @@ def test_results_are_those_of_tensors(cupy: Any, layout: str, way: str) -> None:
     exact, expected = cupylosses.value_and_grad(LOSS.name, **given, argnums=wanted)
     for a, b in zip((value, *gradients), (exact, *expected), strict=True):
         assert interop.kind(a) == "cupy"
-        # For a quotient with a gradient, torch and CuPy have different orders of operations.
+        # torch and CuPy order the operations of a differentiable quotient differently.
         if "weight" in given or ("normalizer" in given and "dim" in given):
             torch.testing.assert_close(tensor(a), b, rtol=1e-6, atol=1e-7)
         else:

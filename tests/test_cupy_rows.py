@@ -1,6 +1,6 @@
-"""Losses of rows of CuPy arrays: the bits of tensors, labels that are no class, memory, streams, graphs.
+"""Losses of rows with CuPy arrays: the bits of tensors, labels that are no class, memory, streams and graphs.
 
-Without a GPU NumPy stands in for CuPy (``tools.cupy_stand_in``); streams and graphs need a GPU.
+Without a GPU, NumPy stands in for CuPy (``tools.cupy_stand_in``); streams and graphs need a GPU.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ pytestmark = pytest.mark.kernels
 
 LOSSES = registry(SoftmaxLoss)
 each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))
-#: Losses by kind of target: each has its own kernels.
+#: Loss for each kind of target; each kind has its own kernels.
 KINDS = {"indices": "cross_entropy", "probabilities": "cross_entropy", "log-probabilities": "nll_loss"}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(autouse=True)
 def fewer_rows(fresh_plans: Callable[[], None]) -> Iterator[None]:
-    """Plans for the smaller shapes of LAYOUTS."""
+    """Makes plans treat the smaller shapes of LAYOUTS as many rows."""
     with some_rows_are_many():
         yield
 
 
 def arrays(cupy: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The call with arrays in place of tensors."""
+    """The arguments of a call with arrays instead of tensors."""
     return {n: array(cupy, x) if isinstance(x, Tensor) else x for n, x in arguments.items()}
 
 
 def agree(found: Any, expected: Any) -> None:
-    """Results have the same bits, and are arrays where the others are tensors."""
+    """Asserts that results have the same bits, and are arrays where the expected ones are tensors."""
     parts = zip(*((x if isinstance(x, (tuple, list)) else (x,)) for x in (found, expected)), strict=True)
     assert isinstance(found, RowResult) == isinstance(expected, RowResult)
     for a, b in parts:
@@ -59,7 +59,7 @@ def agree(found: Any, expected: Any) -> None:
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """True if the bits agree. A NaN for lack of rows comes from the libraries and may have either sign."""
+    """True if the bits agree. Without rows, the libraries compute the NaN, which may have either sign."""
     return same_bits(a, b) or (a.dim() == b.dim() == 0 and a.dtype == b.dtype and bool(a.isnan() and b.isnan()))
 
 
@@ -91,8 +91,9 @@ def drawn(kind: str, reduction: str = "mean", rows: int = 37, classes: int = 43)
     ],
 )
 def test_bits_are_those_of_tensors(cupy: Any, what: str, setting: Mapping[str, Any], turn: int) -> None:
-    """Every choice of every option, with some loss; with each loss under ``--thorough``. Gradients of each operand
-    alone, or of none, in turn. The arrays share the tensors' memory.
+    """Every choice of every option, with some loss; with each loss under ``--thorough``.
+
+    Gradients of each operand alone, or of none, are requested in turn. The arrays share the tensors' memory.
     """
     name, given = build(what, setting, KERNELS)
     more = {x: True for x in ("return_lse", "return_accuracy") if x in LOSSES[name].common}
@@ -132,7 +133,7 @@ def test_places(cupy: Any, place: str, kind: str) -> None:
 )
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_reversed_arrays(cupy: Any, kind: str, at: tuple[slice, slice], reduction: str) -> None:
-    """Negative strides, which torch lacks."""
+    """Reversed arrays have negative strides, which torch lacks."""
     name, given = drawn(kind, reduction)
     dense = arrays(cupy, given)
     turned = {**dense, "input": cupy.ascontiguousarray(dense["input"][at])[at]}
@@ -172,7 +173,7 @@ def test_normalizers_of_any_library(cupy: Any, kind: str) -> None:
 
 
 def test_labels_without_a_sign_are_none_that_is_ignored(cupy: Any) -> None:
-    """In a byte, -100 is 156."""
+    """-100 is 156 in uint8, which is a class here, so its row must count."""
     x = torch.zeros(2, 200, device=KERNELS)
     x[0, 156] = x[1, 3] = 1.0
     given = {"input": x, "target": torch.tensor([156, 4], dtype=torch.uint8, device=KERNELS), "return_accuracy": True}
@@ -195,7 +196,7 @@ def test_gradient_over_the_logits(cupy: Any, layout: str, reduction: str) -> Non
     found, gradient = value_and_grad("cross_entropy", **given, inplace_backward=True)
     assert gradient.data.ptr == given["input"].data.ptr
     if layout == "column_tiles":
-        # Over the logits a thread takes a row alone, and adds up in another order than the warps that share it.
+        # In place, a thread processes a row alone, and sums in another order than the warps that otherwise share it.
         torch.testing.assert_close(tensor(gradient), tensor(expected), rtol=1e-5, atol=1e-9)
         torch.testing.assert_close(tensor(found), tensor(value), rtol=1e-6, atol=0)
     else:
@@ -335,7 +336,7 @@ def test_several_devices_are_an_error(cupy: Any) -> None:
 @each_kind
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_memory_of_a_capture_is_kept(cupy: Any, kind: str, reduction: str, fresh_plans: Callable[[], None]) -> None:
-    """Exactly the allocations made meanwhile."""
+    """A capture keeps exactly the allocations made during it."""
     name, given = drawn(kind, reduction)
     from cupylosses.backends import cupy_device
 
@@ -358,7 +359,7 @@ def test_memory_of_a_capture_is_kept(cupy: Any, kind: str, reduction: str, fresh
 @each_kind
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_captured_graph_keeps_its_memory(cupy: Any, kind: str, reduction: str) -> None:
-    """Arrays made after the capture are elsewhere: replays neither write into them nor read from them."""
+    """Arrays allocated after the capture have other memory: replays neither write into them nor read from them."""
     name, given = drawn(kind, reduction)
     given = arrays(cupy, given)
     if kind == "indices":
@@ -383,7 +384,7 @@ def test_captured_graph_keeps_its_memory(cupy: Any, kind: str, reduction: str) -
         stream.synchronize()
         for a, b in zip(results, [x for p in expected for x in (p if isinstance(p, tuple) else (p,))], strict=True):
             assert same_bits(tensor(a), tensor(b))
-        # CuPy would compile kernels of its own for this, each for seconds.
+        # CuPy would compile its own kernels for this comparison, each for seconds.
         assert all(bool(tensor(x).isnan().all()) for x in foreign)
 
 
@@ -411,7 +412,7 @@ def test_current_stream_is_waited_for(cupy: Any, kind: str) -> None:
 @pytest.mark.gpu
 @each_kind
 def test_no_call_waits_for_the_gpu(cupy: Any, kind: str) -> None:
-    """A kernel launched before is still running when the call has returned."""
+    """A kernel launched before the call is still running when the call has returned."""
     name, given = drawn(kind)
     given = arrays(cupy, given)
     stream, slow = cupy.cuda.Stream(non_blocking=True), cupy.RawKernel(WAIT, "wait")
@@ -430,7 +431,7 @@ def test_no_call_waits_for_the_gpu(cupy: Any, kind: str) -> None:
 
 @pytest.mark.gpu
 def test_expectation_of_torch_does_not_reach_cupy(cupy: Any) -> None:
-    """torch's calls may have made another upstream gradient expected; CuPy always means 1."""
+    """torch's calls may have changed the expected upstream gradient; with CuPy it is always 1."""
     name, given = drawn("indices")
     _, expected = value_and_grad(name, **arrays(cupy, given))
     leaf = given["input"].clone().requires_grad_()
@@ -443,7 +444,7 @@ def test_expectation_of_torch_does_not_reach_cupy(cupy: Any) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "row_loss",
-    # One of labels and one of distributions.
+    # One loss with labels and one with distributions.
     short_or_full([LOSSES["cross_entropy"], LOSSES["kl_div_with_logits"]], list(LOSSES.values())),
     ids=lambda x: x.name,
 )
@@ -458,7 +459,7 @@ y = cupy.asarray([3, 0, -100]) if {labels} else x[::-1] / 2
 value, gradient = cupylosses.value_and_grad("{row_loss.name}", x, y)
 print(float(value), gradient.ravel().tolist(), "torch" in sys.modules)
 """
-    # By a power of two, since torch multiplies by the reciprocal, which is rounded for other numbers.
+    # Divides by a power of two, since torch multiplies by the reciprocal, which is rounded for other numbers.
     x = torch.arange(12.0, dtype=torch.float64, device="cuda").view(3, 4) / 16
     y = torch.tensor([3, 0, -100], device="cuda") if labels else x.flip(0) / 2
     value, gradient = value_and_grad(row_loss.name, x, y)

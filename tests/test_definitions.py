@@ -115,7 +115,7 @@ def test_the_founding_losses_are_there() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What a definition declares about itself
+# Declarations of a definition
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_signature_is_the_definitions(loss: Loss) -> None:
 
 
 def test_signature_is_torchs_for_twins(loss: Loss) -> None:
-    """Names, order and defaults. Older releases of torch lack some weights; our additions are keyword-only."""
+    """Names, order and defaults are torch's; older releases lack some weights, and our additions are keyword-only."""
     if not loss.torch:
         assert not hasattr(torch.nn.functional, loss.name), "torch has it: name the twin in the definition"
         return

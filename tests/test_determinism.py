@@ -24,7 +24,7 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.representatives, pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: Sizes that no vector width divides, with more than one batch per group of partial sums.
+#: Sizes that no vector width divides, with more than one batch per chunk, which has one partial sum.
 LARGE = (1031, 4099)
 
 
@@ -47,12 +47,12 @@ def test_repeated_calls_of_every_dtype(loss: Loss, dtype: str, device: str) -> N
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["contiguous", "row"])
 def test_many_calls_of_a_large_loss(loss: Loss, layout: str) -> None:
-    """Blocks finish in another order each time; the partial sums are still added in order."""
+    """Blocks finish in a different order each time; the partial sums are still added in order."""
     properties.repeats_bit_by_bit(getattr(F, loss.name), loss, layout=layout, device=KERNELS, shape=LARGE, times=20)
 
 
 def results(loss: Loss, operands: list[torch.Tensor], reduction: str) -> list[torch.Tensor]:
-    """The value alone, and the value with gradients for an expected and for another upstream gradient."""
+    """Value without gradients, then value and gradients for expected and for unexpected upstream gradients."""
     function = by_position(loss)
     found = [function(*operands, reduction=reduction)]
     for grad_output in (1.0, 1.0, -3.0):
@@ -66,7 +66,7 @@ def results(loss: Loss, operands: list[torch.Tensor], reduction: str) -> list[to
 def test_grid_does_not_matter(
     loss: Loss, layout: str, monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]
 ) -> None:
-    """One block, few, more than there is work, and the usual number for GPUs of 1, 7 and 1000 processors."""
+    """Grids of one block, few, more than there is work, and the usual number for GPUs of 1, 7 and 1000 processors."""
     grid = pointwise_layout.grid
     shapes = LAYOUTS[layout].shapes_of(loss, (257, 1031) if GPU else (67, 259))
     drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, KERNELS)
@@ -86,7 +86,7 @@ def test_grid_does_not_matter(
 
 @pytest.mark.gpu
 def test_streams_do_not_disturb_each_other(loss: Loss) -> None:
-    """Concurrent calls on several streams: each has its own partial sums and its own ticket of the last block."""
+    """Concurrent calls on several streams have their own partial sums, and their own tickets of the last block."""
     function = by_position(loss)
     streams = [torch.cuda.Stream() for _ in range(4)]
     operands = [
@@ -121,7 +121,7 @@ def test_kernels_have_no_floating_point_atomics() -> None:
     text = "".join(x.read_text(encoding="utf-8") for x in files)
     code = re.sub(r"//.*", "", text)
     calls: list[Any] = re.findall(r"\b(atomic\w+|(?:red|atom)\.[\w.]+)", code)
-    # Counters, flags and sums of integers, whose order changes no bit. Additions are told by what they add to.
+    # Counters, flags and sums of integers, whose order changes no bit. Additions are recognized by their operands.
     integers = {f"atom.acq_rel.gpu.global.{x}.u32" for x in ("inc", "add")}
     integers |= {"atomicInc", "atomicOr", "atomicCAS", "atomicExch"}
     counted = r"reinterpret_cast<unsigned long long\*>\(\w+\)|memory\.histogram|claims\b"

@@ -46,12 +46,12 @@ def run(names: list[str], backend: str) -> str:
     return outputs[0]
 
 
-# Not marked ``kernels``: with a GPU, too, its processes run them on the host.
+# Not marked ``kernels``: even with a GPU, its processes run kernels on the host.
 @pytest.mark.programs
 @pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch without gloo")
 @pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
 def test_two_processes_on_the_host() -> None:
-    """DistributedDataParallel and FSDP2 over gloo, the losses through host execution."""
+    """DistributedDataParallel and FSDP2 over gloo, with losses in host execution."""
     few = min(representatives(), key=lambda x: len(x.operands)), max(representatives(), key=lambda x: len(x.operands))
     names = [x.name for x in short_or_full(few, representatives())]
     printed = run(names, "gloo")

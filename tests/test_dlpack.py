@@ -20,7 +20,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int
 
 
 class Foreign:
-    """An array of an unknown library: only DLPack."""
+    """An array of an unknown library that offers only DLPack."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -126,7 +126,7 @@ def test_array_to_tensor_keeps_the_address() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_tensors_and_arrays_mix(loss: Loss, reduction: str) -> None:
-    """The result and the gradients are torch's."""
+    """The result and the gradients are torch tensors."""
     import cupy
 
     first, *rest = (torch.rand(33, 17, device="cuda", requires_grad=i == 0) for i in range(len(loss.operands)))
@@ -158,7 +158,7 @@ def test_array_on_the_host_beside_one_on_a_gpu(loss: Loss) -> None:
 
 @pytest.mark.kernels
 def test_bfloat16_tensors_need_no_bfloat16_of_cupys(loss: Loss) -> None:
-    """Kernels read 16-bit words, which every CuPy has; only the address crosses."""
+    """Kernels read 16-bit words, which every CuPy has, and receive only the address."""
     operands = [torch.rand(33, 17, device=KERNELS).bfloat16().requires_grad_() for _ in loss.operands]
     value = by_position(loss)(*operands)
     assert value.dtype == torch.bfloat16

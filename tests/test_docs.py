@@ -278,7 +278,7 @@ def test_the_tutorials_check_holds_and_notices_what_it_is_said_to() -> None:
         {"value": "c * c / 6 * where(s >= 1, 1, 1 - (1 - s) * square(1 - s))"},
         {"value": "c * c / 6 * where(s < 1, s * (3 - s * (3 - s)), 1)"},
     )
-    # A GPU finds nothing about formulas that the CPU does not.
+    # A GPU reveals nothing about formulas that the CPU does not.
     for wrong in wrongs if KERNELS == "cpu" else wrongs[:1]:
         scope["tukey_loss"] = function_of(dataclasses.replace(right, **wrong))
         with pytest.raises(AssertionError):

@@ -33,7 +33,7 @@ each_module = pytest.mark.parametrize("module", MODULES, ids=lambda x: x.__name_
 
 
 def sections(text: str) -> dict[str, list[str]]:
-    """The lines of each section, by title, and of the introduction, by ""."""
+    """The lines of each section by title; the introduction has the title ""."""
     found: dict[str, list[str]] = {"": []}
     title = ""
     for line in inspect.cleandoc(text).splitlines():
@@ -56,7 +56,10 @@ def arguments(function: Callable[..., Any]) -> set[str]:
 
 
 def check_form(text: str, *, call: bool = False, references: bool = True) -> dict[str, list[str]]:
-    """The sections: in order, after a summary of one line and an indented formula, and no line too long."""
+    """Checks the form of a docstring, and returns its sections.
+
+    A summary of one line and an indented formula precede the sections, which are in order; no line is too long.
+    """
     found = sections(text)
     absent = {"Call"} if not call else {"Args"} - set(found)  # a Module may have no options
     absent |= set() if references else {"References"}

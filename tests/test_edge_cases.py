@@ -86,7 +86,7 @@ def test_operands_that_both_broadcast_warn(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_elements_lie_as_on_a_gpu(order: int, device: str) -> None:
-    """The formula's own strides are those of its first operand."""
+    """Results of the reference formula, too, have the strides of its first operand."""
     dense, transposed = draw(4, 5, device=device), draw(5, 4, device=device).t()
     first, weight = (dense, transposed)[:: 1 - 2 * order]
     found = F.mse_loss(first, first + 1, weight=weight, reduction="none")
@@ -187,7 +187,7 @@ def test_a_reference_that_reduces_raises(reference: Callable[..., Any]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Rows of nothing
+# Empty rows
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -211,7 +211,7 @@ def test_a_label_where_there_are_no_classes_raises() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"dim": 0}], ids=["all", "dim"])
 def test_second_derivative_of_a_mean_of_nothing(options: dict[str, Any], device: str) -> None:
-    """A sum of nothing, as in torch, in each way to compute it."""
+    """The derivative is an empty sum, as in torch, whichever way it is computed."""
     x, y = torch.zeros(0, 4, device=device, requires_grad=True), torch.zeros(0, 4, device=device)
     value = F.mse_loss(x, y, **options)
     upstream = torch.ones_like(value).requires_grad_()

@@ -40,14 +40,14 @@ def required(loss: Loss) -> int:
 
 
 def call(loss: Loss, *operands: Any, **options: Any) -> Any:
-    """The function of a definition; fitting operands fill in for missing ones."""
+    """Calls the function of a definition; valid operands replace missing ones."""
     missing = len(loss.operands) - len(operands)
     device = next((x.device for x in operands if isinstance(x, torch.Tensor)), "cpu")
     return by_position(loss)(*operands, *[X.to(device)] * missing, **options)
 
 
 def with_operand(loss: Loss, position: int, value: Any) -> list[Any]:
-    """Fitting operands except for one."""
+    """Valid operands except for one."""
     return [value if i == position else X for i in range(len(loss.operands))]
 
 
@@ -126,7 +126,7 @@ def test_shapes_that_do_not_broadcast(loss: Loss, device: str) -> None:
 @pytest.mark.representatives
 @pytest.mark.parametrize(("shape", "index"), [((4, 3), "[:, None]"), ((4, 2, 3), "[:, None, None]")])
 def test_one_value_per_row_is_told_how(loss: Loss, shape: tuple[int, ...], index: str) -> None:
-    """A 1-d target belongs to the last dimension; a user who meant the first learns how to write it, and it works."""
+    """A 1-d target belongs to the last dimension; a user who meant the first is shown an expression, which works."""
     first, second = torch.rand(shape), torch.rand(shape[0])
     rest = [first] * (len(loss.operands) - 2)
     name = loss.operands[1].name
@@ -171,7 +171,7 @@ def test_parameters_of_another_type(loss: Loss, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [torch.tensor(1.0), numpy.array(1.0)], ids=lambda x: type(x).__name__)
 def test_parameters_that_are_tensors(loss: Loss, value: Any) -> None:
-    """A tensor would need a synchronisation, which the user should choose."""
+    """A tensor would need a synchronization, which the user should choose."""
     for parameter in loss.parameters:
         with pytest.raises(TypeError, match=rf"`{parameter.name}` must be .*, got \w+\. Take it .* with `\.item\(\)`"):
             call(loss, **{parameter.name: value})
@@ -237,7 +237,7 @@ def test_legacy_arguments_warn_and_work(loss: Loss, size_average: bool | None, r
 
 
 def ways(loss: Loss) -> dict[str, Callable[..., Any]]:
-    """Several ways to call a loss from a user's line."""
+    """Several ways to call a loss from a line of a user's code."""
     function = getattr(F, loss.name)
     return {
         "function": lambda *operands, **options: function(*operands, **options),
@@ -246,7 +246,7 @@ def ways(loss: Loss) -> dict[str, Callable[..., Any]]:
 
 
 def test_broadcast_warning_points_at_the_caller(loss: Loss, device: str) -> None:
-    """Once per call, even if the call takes two sums."""
+    """There is one warning per call, even if the call computes two sums."""
     operands = [torch.rand(4, 3, device=device), *[torch.rand(1, 3, device=device)] * (required(loss) - 1)]
     mask = torch.rand(4, 3, device=device) < 0.5
     module = getattr(cupylosses.nn, loss.class_name)()
@@ -326,7 +326,7 @@ def test_no_arguments_no_gradients() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Kernels that do not compile. The compiler is played by a stand-in, so that this runs without a GPU.
+# Kernels that do not compile. A stand-in replaces the compiler, so that this runs without a GPU.
 
 
 def some_variant(loss: Loss = F.mse_loss.loss) -> PointwiseKernel:
@@ -405,7 +405,7 @@ def test_a_failure_is_not_remembered(broken_cupy: Callable[..., None], monkeypat
 
 @pytest.mark.gpu
 def test_compiler_points_into_the_definition(kernel_cache: Path) -> None:
-    """With the real compiler: the log names the expression that is wrong, by the name of the loss."""
+    """The log of the real compiler names the wrong expression, by the name of the loss."""
     wrong = Loss(
         name="misspelt",
         summary="",
@@ -424,7 +424,7 @@ def test_compiler_points_into_the_definition(kernel_cache: Path) -> None:
 
 @pytest.mark.gpu
 def test_unwritable_kernel_cache(python: Callable[..., str], tmp_path: Path) -> None:
-    """A file is in the place of the cache directory."""
+    """A file exists at the path of the cache directory."""
     blocked = tmp_path / "blocked"
     blocked.write_text("")
     program = """
@@ -439,7 +439,7 @@ except (ImportError, RuntimeError) as error:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# CuPy and torch that are not there
+# Missing CuPy and torch
 
 
 @pytest.fixture

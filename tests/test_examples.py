@@ -1,4 +1,4 @@
-"""The programs of ``examples/`` run, and a training with our loss has the curve of one with PyTorch's."""
+"""The programs of ``examples/`` run, and training with our loss has the same curve as training with PyTorch's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
-#: Small runs, and what they print about the distance of the two curves, in percent.
+#: Options of small runs, and patterns of the printed distance between the two curves, in percent.
 RUNS = {
     "train_gpt": ("--steps 3 --vocabulary 512", r"at most ([\d.]+) % apart"),
     "train_ctc": ("--steps 3", r"at most ([\d.]+) % apart"),

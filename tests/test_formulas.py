@@ -1,8 +1,8 @@
 """The formula of every loss: value and gradients for all its parameters and flags, in every result dtype.
 
-A formula is compiled alone (``tools.formulas``), one unit per choice of flags, because kernels of a loss differ in
-everything but the formula. ``test_gradients.py`` shows that the kernels evaluate it. Every mistake in an expression or
-a primitive must show here, which altered expressions prove below.
+A formula is compiled alone (``tools.formulas``), one unit per choice of flags, because the kernels of a loss differ in
+everything except the formula. ``test_gradients.py`` shows that kernels evaluate it. Every mistake in an expression or
+a primitive must show here; the altered expressions below prove that it does.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from cupylosses.testing.pointwise.truth import OVERFLOWING
 
 pytestmark = [pytest.mark.kernels, pytest.mark.every_loss]
 
-#: Some points of the interior. Edges and kinks, where a formula is likelier to be wrong, have their own tests.
+#: Shape of operands with some points of the interior. Edges and kinks, where errors are likelier, have their own tests.
 SHAPE = (19, 23)
 
 
 def by_element(loss: Loss) -> Loss:
-    """The loss without its mean of rows: a formula is that of an element."""
+    """The loss without its mean over rows, since a formula is that of one element."""
     return replace(loss, mean_of_rows=False) if loss.mean_of_rows else loss
 
 
 def agrees_inside(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
-    """Value and gradients at random points of the domain are the truth."""
+    """Value and gradients match the truth at random points of the domain."""
     setting: dict[str, Any] = {"case": case, "dtypes": (dtype,), "reduction": "none", "shape": SHAPE}
     properties.agrees_with_truth(formulas.function(loss), loss, **setting, device=KERNELS)
 
 
 def agrees_at_edges(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
-    """Value and gradients at zeros of both signs, subnormals, huge numbers, infinities, NaN, and around kinks."""
+    """Value and gradients match at zeros of both signs, subnormals, huge numbers, infinities, NaN, and around kinks."""
     if (loss.name, dtype) in OVERFLOWING:
-        return  # The truth overflows on the way; test_numerics.py has one of many digits.
+        return  # The truth overflows in intermediate steps; test_numerics.py has a truth of many digits.
     setting: dict[str, Any] = {"case": case, "dtypes": (dtype,), "reduction": "none", "layout": EDGES}
     properties.agrees_with_truth(formulas.function(loss), loss, **setting, device=KERNELS)
 
 
 def agrees_at_kinks(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
-    """Value and gradients at the declared kinks are the declared ones."""
+    """Value and gradients at the declared kinks match the declared ones."""
     properties.follows_declared_kinks(formulas.function(loss), loss, case, dtype, KERNELS)
 
 
@@ -80,7 +80,7 @@ def test_formula(loss: Loss, case: Mapping[str, Any], check: Callable[..., None]
 
 @pytest.mark.parametrize(("loss", "case"), CASES)
 def test_torch_agrees(loss: Loss, case: Mapping[str, Any]) -> None:
-    """Independent of the definition's own reference formula."""
+    """torch's results do not depend on the definition's own reference formula."""
     if loss.mean_of_rows:
         pytest.skip("torch has no elements of it; test_gradients.py has its rows")
     properties.agrees_with_torch(formulas.function(loss), loss, case, reduction="none", device=KERNELS)
@@ -89,7 +89,7 @@ def test_torch_agrees(loss: Loss, case: Mapping[str, Any]) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Wrong formulas are caught
 
-#: Expressions that are right although a token changed, or wrong only for operands that no check of one formula has.
+#: Changes of a token that leave an expression right, or wrong only for operands that no check of one formula has.
 UNSEEN = (
     ("abs(target) > 0", "square(target) > 0"),
     ("where(q > 0", "where((q * 1.001) > 0"),
@@ -102,7 +102,7 @@ UNSEEN = (
 
 
 def caught(loss: Loss, dtypes: tuple[str, ...] = ("float32",)) -> bool:
-    """True if a check tells the loss from its reference formula."""
+    """True if a check distinguishes the loss from its reference formula."""
     for case in loss.cases:
         for dtype in dtypes:
             for check in CHECKS:
@@ -114,7 +114,7 @@ def caught(loss: Loss, dtypes: tuple[str, ...] = ("float32",)) -> bool:
 
 
 def wrong_expressions() -> list[Any]:
-    """Every mutant with ``--thorough``; else two of each kind, from losses far apart."""
+    """Every mutant with ``--thorough``; otherwise two of each kind, from losses far apart in the list."""
     kinds: dict[str, list[Any]] = defaultdict(list)
     for loss in LOSSES:
         for kind, where, wrong in mutants(loss):

@@ -33,7 +33,7 @@ def generate() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def stub(generate: ModuleType) -> dict[str, ast.FunctionDef]:
-    # The first of the overloads, which has the docstring.
+    # The dictionary keeps the first overload of each function, which has the docstring.
     return {x.name: x for x in reversed(ast.parse(generate.stub()).body) if isinstance(x, ast.FunctionDef)}
 
 
@@ -69,7 +69,7 @@ def test_check_notices_a_stale_file(
 
 
 def test_examples_show_every_entry_point_of_two_losses(generate: ModuleType) -> None:
-    """A change of the generator changes a file under tests/golden; `python scripts/generate.py` writes them."""
+    """A change of the generator changes files under tests/golden, which `python scripts/generate.py` writes."""
     examples = generate.examples()
     assert {(x.loss.name, x.kind) for x in examples} == set(product((generate.PLAIN, generate.RICH), {*KINDS, PRODUCT}))
     assert len({x.title for x in examples}) == len(examples)
@@ -99,7 +99,7 @@ def nn_stub(generate: ModuleType) -> dict[str, ast.ClassDef]:
 
 
 def stub_signature(arguments: ast.arguments) -> list[tuple[str, Any, bool]]:
-    """Name, default and keyword-only flag of each argument; all have types."""
+    """Name, default and keyword-only flag of each argument; asserts that all have types."""
     empty = [inspect.Parameter.empty] * (len(arguments.args) - len(arguments.defaults))
     defaults = empty + [ast.literal_eval(x) for x in (*arguments.defaults, *arguments.kw_defaults)]
     every = [*arguments.args, *arguments.kwonlyargs]
@@ -133,7 +133,7 @@ def test_stub_has_losses_of_rows(name: str, stub: dict[str, ast.FunctionDef], nn
 
 
 def test_stub_of_a_module_that_may_be_asked_for_more(nn_stub: dict[str, ast.ClassDef]) -> None:
-    """The overloads give the type of its result for each choice of the options."""
+    """The overloads declare the type of the result for each choice of the options."""
     forward = [x for x in nn_stub["CrossEntropyLoss"].body if isinstance(x, ast.FunctionDef) and x.name == "forward"]
     results = [ast.unparse(x.returns) for x in forward]
     assert results == ["torch.Tensor", "RowResult", "RowResult", "torch.Tensor | RowResult"]

@@ -47,7 +47,7 @@ BROADCAST = ("contiguous", "row", "column", "scalar", "outer")
 
 
 def agrees(loss: Loss, **setting: Any) -> None:
-    """The public function and its gradients agree with the truth."""
+    """Asserts that the public function and its gradients agree with the truth."""
     properties.agrees_with_truth(getattr(F, loss.name), loss, **setting)
 
 
@@ -73,7 +73,7 @@ def test_reference_of_every_loss(given: tuple[Loss, Mapping[str, Any]], reductio
 def test_reference_at_the_edges_of_the_domain(
     given: tuple[Loss, Mapping[str, Any]], reduction: str, dtype: str
 ) -> None:
-    """The kinks with their neighbours, zeros of both signs, subnormal and huge numbers, infinities, NaN."""
+    """Kinks with their neighbours, zeros of both signs, subnormal and huge numbers, infinities, and NaN."""
     loss, case = given
     properties.follows_declared_kinks(getattr(F, loss.name), loss, case, dtype)
     if (loss.name, dtype) not in OVERFLOWING:
@@ -82,7 +82,7 @@ def test_reference_at_the_edges_of_the_domain(
 
 @pytest.mark.parametrize(("given", "reduction"), in_turn(CASES, REDUCTIONS))
 def test_reference_has_the_slopes_of_its_values(given: tuple[Loss, Mapping[str, Any]], reduction: str) -> None:
-    """By finite differences, once and twice."""
+    """Finite differences confirm first and second derivatives."""
     loss, case = given
     for second in (False, True):
         properties.is_differentiable(getattr(F, loss.name), loss, case, reduction, second=second)
@@ -163,7 +163,7 @@ def test_empty_operands(loss: Loss, device: str) -> None:
 
 @by_reference_and_kernels
 def test_empty_after_broadcasting(loss: Loss, device: str) -> None:
-    """A row against no rows: its gradient is a sum of nothing."""
+    """A row is broadcast against no rows, so its gradient is an empty sum, 0."""
     operands = [torch.rand(0, 3, device=device, requires_grad=True)]
     operands += [torch.rand(1, 3, device=device, requires_grad=True) for _ in loss.operands[1:]]
     value = bind(getattr(F, loss.name), loss, loss.values(), "sum")(*operands)
@@ -173,7 +173,7 @@ def test_empty_after_broadcasting(loss: Loss, device: str) -> None:
 
 @by_reference_and_kernels
 def test_twelve_dimensions(loss: Loss, device: str) -> None:
-    """In an order in which no two dimensions merge, with one of them broadcast."""
+    """The dimensions are in an order in which no two merge, and one of them is broadcast."""
     order = (5, 0, 7, 2, 9, 4, 11, 6, 1, 8, 3, 10)
     values, function = loss.values(), getattr(F, loss.name)
     shapes = [(2,) * 12, *[(2,) * 11 + (1,)] * (len(loss.operands) - 1)]
@@ -222,8 +222,9 @@ def test_reference_never_swallows_nan(loss: Loss) -> None:
 
 @by_reference_and_kernels
 def test_reduced_halves_do_not_overflow(loss: Loss, device: str) -> None:
-    """The sum of 2^18 float16 numbers of about 1 exceeds float16, but not its mean: the division precedes the
-    rounding.
+    """The sum of 2^18 float16 numbers of about 1 exceeds float16, but their mean does not.
+
+    Hence the division must precede the rounding.
     """
     values = loss.values()
     operands = samples.operands(loss, values, ("float16",) * len(loss.operands), [(1 << 16, 4)] * len(loss.operands))
@@ -236,7 +237,7 @@ def test_reduced_halves_do_not_overflow(loss: Loss, device: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which operands require grad
+# Operands that require grad
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,7 @@ def test_gradients_that_nobody_wants_are_not_there(loss: Loss, device: str) -> N
 
 @by_reference_and_kernels
 def test_gradients_have_their_operands_strides(loss: Loss, device: str) -> None:
-    """As torch's accumulation into `.grad` needs them: the operand's own, dense, order of dimensions."""
+    """Gradients have the operand's own, dense order of dimensions, as torch's accumulation into `.grad` needs."""
     for reduction in ("none", "sum"):
         operands = [torch.rand(4, 6, 5, device=device).permute(2, 0, 1).requires_grad_() for _ in loss.operands]
         value = bind(getattr(F, loss.name), loss, loss.values(), reduction)(*operands)
@@ -286,7 +287,7 @@ def test_upstream_gradients_in_any_storage(layout: str, loss: Loss, dtype: str, 
 
 @by_reference_and_kernels
 def test_reduced_backward_through_later_operations(loss: Loss, device: str) -> None:
-    """The upstream gradient arrives from arithmetic behind the loss, not from ``backward(gradient)``."""
+    """The upstream gradient arrives from arithmetic after the loss, not from ``backward(gradient)``."""
     function = bind(getattr(F, loss.name), loss, loss.values(), "sum")
     operands = [torch.rand(33, device=device, requires_grad=True) for _ in loss.operands]
     plain = torch.autograd.grad(function(*operands), operands)

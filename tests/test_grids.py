@@ -42,7 +42,7 @@ class Item:
 
 @pytest.mark.parametrize("names_losses", [False, True])
 def test_representatives_take_turns(thorough: bool, names_losses: bool) -> None:
-    """One of them per setting, and all in turn; but each in each setting if the test itself names its losses."""
+    """Each setting runs with one of them, in turn; if the test itself names its losses, each setting runs with all."""
     count = len(grids.REPRESENTATIVES)
     kept = [
         [x for x in grids.REPRESENTATIVES if conftest.stays(Item(x, setting, names_losses))] for setting in range(count)

@@ -1,4 +1,4 @@
-"""Execution of kernels on the host: it behaves as CUDA documents, and undefined behaviour does not pass."""
+"""Execution of kernels on the host: it behaves as CUDA documents, and reports undefined behaviour."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*broadcast"),
 ]
 
-#: Orders of threads; one that interrupts them is enough, since any order exposes a fault.
+#: Seeds of thread orders; one order that interrupts threads is enough, since any order exposes a fault.
 SEEDS = short_or_full((1,), (0, 1, 2))
 LANES = numpy.arange(32)
 
@@ -48,21 +48,21 @@ KINDS = {
 def execute(
     body: str, *arrays: NDArray[Any], grid: Any = 1, block: Any = 32, before: str = "", **settings: Any
 ) -> None:
-    """Runs the body of a kernel whose arguments are arrays: a, b, ... of the arrays' types."""
+    """Runs the body of a kernel with the arrays as its arguments a, b, ..., which have their types."""
     names = [f"{KINDS[x.dtype.str[1:]]}* {name}" for x, name in zip(arrays, "abcdef")]
     source = f'{before}\n#line 1 "probe"\nextern "C" __global__ void probe({", ".join(names)}) {{\n{body}\n}}\n'
     host.run_source("probe", source, [x.ctypes.data for x in arrays], grid, block, **settings)
 
 
 def fault(body: str, *arrays: NDArray[Any], **settings: Any) -> str:
-    """The message of a kernel that must fail."""
+    """Runs a kernel that must fail, and returns the message."""
     with pytest.raises(host.KernelFault) as caught:
         execute(body, *arrays, **settings)
     return str(caught.value)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What ends a launch
+# Faults that end a launch
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -236,7 +236,7 @@ def test_undefined_behaviour(body: str) -> None:
 
 @pytest.mark.parametrize("intrinsic", ["__ldg", "__ldcs", "__ldcg", "__ldca", "__stcs", "__stcg", "__stwb"])
 def test_vector_accesses_are_aligned_by_default(intrinsic: str) -> None:
-    """The shim checks accesses that x86 would let pass, under any compiler option."""
+    """Under any compiler option, the shim checks the alignment of accesses that x86 would allow."""
     memory = numpy.zeros(16)
     memory = memory[(memory.ctypes.data // 8) % 2 :]  # Aligned to 16 bytes.
     value = ", double2{1.0, 2.0}" if intrinsic.startswith("__st") else ""
@@ -277,7 +277,7 @@ sys.argv = ["host", "--sanitize", "address,undefined", "--", "-c", {program!r}]
 runpy.run_module("cupylosses.testing.host", run_name="__main__")
 """
 
-#: A whole call; then an access inside of an allocation, and the same one element further.
+#: A whole call; then an access inside an allocation, and the same access one element further.
 OUTSIDE = """
 import sys, warnings
 warnings.simplefilter("ignore")
@@ -299,7 +299,7 @@ for n in (0, 1):
     "body", ["a[threadIdx.x + n] = 1;", "__shared__ double s[16]; double* p = s; p[threadIdx.x + n] = 1; a[0] = p[0];"]
 )
 def test_access_outside_of_an_allocation(body: str, python: Callable[..., str]) -> None:
-    """AddressSanitizer knows the fibers' stacks; a loss stays inside of its allocations, a probe does not.
+    """AddressSanitizer knows the fibers' stacks; a loss stays inside its allocations, a probe does not.
 
     In every run ``test_mutations.py`` has a process with AddressSanitizer that shows the same.
     """
@@ -311,12 +311,12 @@ def test_access_outside_of_an_allocation(body: str, python: Callable[..., str]) 
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What kernels are given
+# Indices, intrinsics, memory and arithmetic
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_indices(seed: int) -> None:
-    """Every thread of every block once, in three dimensions, whatever the order."""
+    """Every thread of every block runs once, in three dimensions, in any order."""
     grid, block = (3, 2, 2), (8, 4, 2)
     found = numpy.zeros((12, 64), numpy.int32)
     execute(
@@ -358,7 +358,7 @@ SHUFFLES = {
 
 @pytest.mark.parametrize("kind", ["f4", "f8", "i4", "u4", "i8", "u8"])
 def test_shuffles(kind: str) -> None:
-    """One kernel has all of them."""
+    """One kernel executes all shuffles."""
     settings = [(call, n, width) for call in SHUFFLES for n, width in ((1, 32), (31, 32), (3, 8), (16, 16))]
     value = (LANES * 3 - 7).astype(kind)
     found = numpy.zeros((len(settings), 32), kind)
@@ -415,7 +415,7 @@ ATOMICS: dict[str, Callable[[int], int]] = {
 
 @pytest.mark.parametrize(("kind", "spelled"), [("i4", "int"), ("u4", "unsigned"), ("u8", "(unsigned long long)")])
 def test_atomics(kind: str, spelled: str) -> None:
-    """One kernel has all of them, each with a number of its own."""
+    """One kernel executes all atomics, each on a number of its own."""
     body = "\n".join(f"b[{i}] = {call.format(a=f'a + {i}', T=spelled)};" for i, call in enumerate(ATOMICS))
     for old in (0, 5, 100):
         memory, returned = numpy.full(len(ATOMICS), old, kind), numpy.zeros(len(ATOMICS), kind)
@@ -447,7 +447,7 @@ def test_sum_of_many_threads() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_dynamic_shared_memory(seed: int) -> None:
-    """Each block has its own, even while several take turns."""
+    """Each block has its own dynamic shared memory, even while several blocks take turns."""
     found = numpy.zeros((7, 64))
     body = (
         "extern __shared__ double memory[];\n memory[threadIdx.x] = blockIdx.x * 64 + threadIdx.x; __syncthreads();"
@@ -458,7 +458,7 @@ def test_dynamic_shared_memory(seed: int) -> None:
 
 
 def test_dynamic_shared_memory_that_was_not_asked_for() -> None:
-    """A GPU may have nothing behind what the launch asks for, or the memory of another block."""
+    """Past the requested size, a GPU may have nothing, or the memory of another block."""
     body = "extern __shared__ double memory[];\n memory[threadIdx.x] = 1;"
     found = numpy.zeros(1)
     execute(body, found, block=64, shared=64 * 8)
@@ -477,7 +477,7 @@ def test_conversion_of_every_half() -> None:
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_rounding_to_half(flush: bool) -> None:
-    """To nearest even: at every number, at every tie, and beside it; with infinities, and NaN as on the GPU."""
+    """Rounds to nearest even: at every number, at and beside every tie, for infinities, and for NaN as on the GPU."""
     halves = numpy.arange(0x7C00, dtype=numpy.uint16).view(numpy.float16).astype(numpy.float64)
     ties = ((halves + numpy.append(halves[1:], 65536.0)) / 2).astype(numpy.float32)
     near = [halves.astype(numpy.float32), ties, numpy.nextafter(ties, numpy.float32(0)), numpy.nextafter(ties, 1e9)]
@@ -565,7 +565,7 @@ def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_files_of_many_kernels_are_precompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, after a few kernels have shown that they share them; a kernel compiles beside a damaged header too."""
+    """Shared files are precompiled once a few kernels have used them; a damaged header does not break a compilation."""
     if "clang" in Path(build.compiler()[0]).resolve().name:
         pytest.skip("Clang has other options for it")
     monkeypatch.setenv("CUPYLOSSES_HOST_CACHE", str(tmp_path))
@@ -587,7 +587,7 @@ def test_files_of_many_kernels_are_precompiled(tmp_path: Path, monkeypatch: pyte
 
 
 def test_kernels_of_one_program() -> None:
-    """Each has its own types, under names that others have too, and the shared memory that both declare."""
+    """Each has its own types, under names that the other also uses, and the shared memory that both declare."""
     files = "template <class T>\n__device__ double sum(T x) {\n  extern __shared__ double staged[];\n"
     files += "  staged[threadIdx.x] = x.a + threadIdx.x;\n  __syncthreads();\n  return staged[0] + staged[1];\n}\n"
     glue = '#line 1 "<{0}>"\nstruct Number {{ double a = {1}; }};\n'
@@ -605,8 +605,8 @@ def test_kernels_of_one_program() -> None:
 
 
 def test_kernels_built_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorded kernels are those that run: nothing is left to compile; recording itself compiles and launches
-    nothing.
+    """Recording compiles and launches nothing, and the calls run exactly the recorded kernels, so nothing is left to
+    compile.
     """
     monkeypatch.setenv("CUPYLOSSES_HOST_CACHE", str(tmp_path))
     build.runtime()

@@ -1,4 +1,4 @@
-"""``patch_torch``: programs run unchanged, and calls that the kernels do not serve are torch's to the last bit."""
+"""``patch_torch``: programs run unchanged; calls that the kernels do not serve return torch's result, bit for bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cupylosses.testing import samples
 from cupylosses.testing.tolerance import same_bits
 
 SCRIPT = Path(__file__).with_name("training_script.py")
-#: Losses that torch has.
+#: Pointwise losses that torch has, too.
 TWINS = [x for x in registry(Loss).values() if x.torch]
 ROW_TWINS = [x for x in registry(SoftmaxLoss).values() if x.torch]
 ORIGINALS = {x.torch: getattr(F, x.torch) for x in registry().values() if x.torch and hasattr(F, x.torch)}
@@ -155,7 +155,7 @@ def test_the_package_imports_no_torch_for_it(python: Callable[..., str]) -> None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is served
+# Calls that are served
 
 
 @pytest.mark.kernels
@@ -207,7 +207,7 @@ def test_served_calls_of_rows_are_this_librarys(twin: SoftmaxLoss, kind: str) ->
 
 
 def graded(function: Callable[..., Tensor], sample: opinfo.Sample) -> list[Tensor]:
-    """The value, and the gradients that torch has of its weighted sum."""
+    """The value of a sample, and the gradients of its weighted sum; zeros for operands that do not affect it."""
     leaves = {n: x.detach().requires_grad_() for n, x in sample.differentiated.items() if x.requires_grad}
     value = sample.call(function, **leaves)
     weights = torch.linspace(0.25, 1.25, value.numel(), device=value.device).reshape(value.shape)
@@ -215,7 +215,7 @@ def graded(function: Callable[..., Tensor], sample: opinfo.Sample) -> list[Tenso
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Values agree, and gradients more closely: where terms cancel, torch's sum is off by as much."""
+    """Checks a value, then gradients. The value's tolerance is torch's error where the terms of a sum cancel."""
     for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 if i else 5e-5, equal_nan=True)
 
@@ -224,8 +224,9 @@ def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 @pytest.mark.every_loss
 @pytest.mark.parametrize("loss", TWINS, ids=lambda x: x.name)
 def test_torchs_own_samples(loss: Loss) -> None:
-    """Calls of torch's test data have torch's value and gradients, served or not, but for the known differences. The
-    kernels are those of test_opinfo.py.
+    """Calls from torch's test data return torch's value and gradients, served or not, except for known differences.
+
+    They run the same kernels as test_opinfo.py.
     """
     served = 0
     for sample in opinfo.samples(loss, KERNELS, torch.float32):
@@ -242,7 +243,7 @@ def test_torchs_own_samples(loss: Loss) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
 def test_torchs_own_samples_of_rows(twin: SoftmaxLoss) -> None:
-    """In the kernels of test_row_opinfo.py."""
+    """Calls from torch's test data run the same kernels as test_row_opinfo.py."""
     served = 0
     for given in test_row_opinfo.samples(twin, KERNELS, torch.float32):
         with patch_torch() as report:
@@ -256,7 +257,10 @@ def test_torchs_own_samples_of_rows(twin: SoftmaxLoss) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("twin", ROW_TWINS, ids=lambda x: x.name)
 def test_torchs_own_modules(twin: SoftmaxLoss) -> None:
-    """Modules of torch's test data, made before the patch, have torch's value, in the kernels of test_row_opinfo.py."""
+    """Modules from torch's test data that were created before the patch return torch's value.
+
+    They run the same kernels as test_row_opinfo.py.
+    """
     info = opinfo.databases()[1][twin.class_name]
     options = {"device": KERNELS, "dtype": torch.float32, "requires_grad": False, "training": True}
     served = 0
@@ -334,7 +338,7 @@ def within(context: Any, call: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("name", SERVED)
 def test_served(name: str) -> None:
     expected = SERVED[name]()
-    # Asks torch again which calls it takes; that must not count.
+    # Repeats the trial calls that find out which arguments torch accepts; the report must not count them.
     torch_patch._taken.cache_clear()
     with patch_torch() as report:
         value = SERVED[name]()
@@ -367,7 +371,7 @@ def test_autocast() -> None:
 
 @pytest.mark.kernels
 def test_autocast_widens_no_doubles() -> None:
-    """Class weights of another dtype than autocast gives the logits are torch's to refuse or to promote."""
+    """Class weights of a dtype other than the autocast logits' are left to torch, which refuses or promotes them."""
     wide = draw(5, seed=2).double()
     with torch.autocast(KERNELS, torch.bfloat16):
         expected = F.cross_entropy(draw(), draw(seed=1), wide)
@@ -378,7 +382,7 @@ def test_autocast_widens_no_doubles() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What is torch's
+# Calls that are passed on to torch
 
 
 class Subclass(Tensor):
@@ -401,7 +405,7 @@ def dual() -> Tensor:
         return forward_ad.unpack_dual(value).tangent
 
 
-#: Successful calls for each reason; results have torch's bits.
+#: Successful calls by the reason for which they are passed on; results have torch's bits.
 PASSED_ON: dict[str, list[Callable[[], Any]]] = {
     torch_patch.OVERRIDDEN: [
         lambda: F.mse_loss(draw().as_subclass(Subclass), draw(seed=1)).as_subclass(Tensor),
@@ -495,7 +499,7 @@ class Foreign:
         self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
 
 
-#: Calls that torch refuses, with torch's messages; this library would take some of them.
+#: Calls that torch refuses. The error must be torch's, even where this library would accept the call.
 WRONG: list[Callable[[], Any]] = [
     lambda: F.mse_loss(),
     lambda: F.mse_loss(draw()),
@@ -573,7 +577,7 @@ def test_errors_are_torchs(i: int) -> None:
 
 @pytest.mark.kernels
 def test_labels_out_of_range_are_reported_by_a_later_call() -> None:
-    """A label that ends the CUDA context in torch. On the host, the call itself reports it."""
+    """In torch, such a label ends the CUDA context. On the host, the call itself reports it."""
     call: Callable[[], Tensor] = lambda: F.cross_entropy(draw(), labels(classes=2) + 4)  # noqa: E731
     with patch_torch() as report, pytest.raises(IndexError, match=r"`target\[\d\]` must be a class index, 0 to 4"):
         assert call().isnan()
@@ -604,7 +608,7 @@ def test_handlers_are_asked_for_torchs_own_function() -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("backend", "traced"), in_turn(["aot_eager", "eager"], ["before", "while"]))
 def test_torch_compile(backend: str, traced: str) -> None:
-    """In one graph; code compiled earlier, or used after the patch, stays right too."""
+    """Compiles to one graph. Code that was compiled before the patch, or runs after it, stays correct, too."""
     torch.compiler.reset()
     x, y = draw().requires_grad_(), draw(seed=1)
     module = torch.nn.HuberLoss()

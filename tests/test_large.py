@@ -1,4 +1,4 @@
-"""More than 2^31 elements: counts, indices and offsets in 64 bits, where 32 would wrap around silently."""
+"""More than 2^31 elements: counts, indices and offsets need 64 bits; with 32 bits they would wrap around silently."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: A loss for each number of operands: indices and offsets do not depend on the formula. Means of rows are no elements
-#: that stand alone.
+#: One loss per number of operands: indices and offsets do not depend on the formula. Losses that return the mean of
+#: each row are left out, because their elements have no values of their own.
 OF_ELEMENTS = [x for x in REPRESENTATIVES if not x.mean_of_rows]
 each_loss = pytest.mark.parametrize(
     "loss", short_or_full(list({len(x.operands): x for x in OF_ELEMENTS}.values()), OF_ELEMENTS)
 )
 
-#: Beyond 2^31, and a multiple of no vector or block.
+#: Number of elements: more than 2^31, and not a multiple of any vector or block size.
 COUNT = (1 << 31) + (1 << 20) + 3
 
 CHUNK = 1 << 27
@@ -36,7 +36,7 @@ def function(loss: Loss) -> Callable[..., Tensor]:
 
 @pytest.fixture
 def operands(loss: Loss) -> Iterator[list[Tensor]]:
-    """Two bfloat16 tensors of COUNT random numbers in [0, 1), 4 GiB each."""
+    """One bfloat16 tensor of COUNT random numbers in [0, 1) per operand, 4 GiB each."""
     generator = torch.Generator("cuda").manual_seed(0)
     made = [
         torch.empty(COUNT, dtype=torch.bfloat16, device="cuda").uniform_(generator=generator) for _ in loss.operands
@@ -47,7 +47,7 @@ def operands(loss: Loss) -> Iterator[list[Tensor]]:
 
 
 def places() -> Tensor:
-    """Places to compare: the ends, both sides of 2^31, the last vector and batch, and random ones."""
+    """Indices of elements to compare: both ends, both sides of 2^31, the last vector and batch, and random ones."""
     edge = 1 << 31
     named = [
         0,
@@ -74,7 +74,7 @@ def places() -> Tensor:
 
 
 def chunked(function: Callable[..., Tensor], operands: list[Tensor]) -> float:
-    """The sum, from sums of pieces that fit into 31 bits."""
+    """Sums the loss over pieces whose indices fit into 31 bits."""
     total = 0.0
     for start in range(0, COUNT, CHUNK):
         with torch.autocast("cuda"):  # float32 results of bfloat16 operands.
@@ -94,7 +94,7 @@ def test_value(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
 @each_loss
 @pytest.mark.large
 def test_gradients(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
-    """Written by the forward kernel, and computed again for another upstream gradient."""
+    """Forward writes the gradients; for another upstream gradient, backward computes them again."""
     at = places()
     few = [x[at].requires_grad_() for x in operands]
     for x in operands:
@@ -128,7 +128,7 @@ def test_elements(function: Callable[..., Tensor], operands: list[Tensor]) -> No
 @each_loss
 @pytest.mark.large
 def test_offsets_beyond_the_range_of_32_bits(function: Callable[..., Tensor], operands: list[Tensor]) -> None:
-    """Few elements, far apart: rows that begin 2^30 elements from each other, and every second million-th element."""
+    """Few elements, far apart: rows that start 2^29 or about 2^30 elements apart, and elements 2^20 + 1 apart."""
     for view in (
         lambda x: x[: 3 << 29].view(3, 1 << 29)[:, :1000],
         lambda x: x.as_strided((3, 1000), ((1 << 30) + 7, 1)),
@@ -144,7 +144,7 @@ def test_offsets_beyond_the_range_of_32_bits(function: Callable[..., Tensor], op
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Large index spaces of little memory: expanded operands
+# Large index spaces in little memory: expanded operands
 
 
 ROWS, COLUMNS = (1 << 17) + 1, 1 << 15
@@ -152,7 +152,7 @@ ROWS, COLUMNS = (1 << 17) + 1, 1 << 15
 
 @each_loss
 def test_value_of_expanded_operands(loss: Loss, function: Callable[..., Tensor]) -> None:
-    """Every row is the same: the sum is that of one row times their number."""
+    """All rows are equal: the sum is that of one row times the number of rows."""
     rows = [torch.rand(COLUMNS, device="cuda") for _ in loss.operands]
     one = function(*rows, reduction="sum").double() * ROWS
     found = function(*(x.expand(ROWS, COLUMNS) for x in rows), reduction="sum")
@@ -183,7 +183,7 @@ def test_gradient_of_a_number_for_all(loss: Loss, function: Callable[..., Tensor
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Rows, boxes, regions and sequences: what stands alone gives the same results behind 2^31 elements
+# Rows, boxes, regions and sequences: samples past 2^31 elements have the same results as on their own
 
 CLASSES = 1024
 MANY = COUNT // CLASSES + 3
@@ -207,7 +207,7 @@ def _boxes(count: int) -> list[Tensor]:
     return [boxes, boxes.flip(0)]
 
 
-#: By function: makes the operands, of which the first has a gradient; and the dimension of the samples in each operand.
+#: By function: a factory of the operands, the first of which gets a gradient, and each operand's sample dimension.
 MADE: dict[str, tuple[Callable[[], list[Tensor]], tuple[int, ...]]] = {
     "cross_entropy": (lambda: [_filled(MANY, CLASSES), _labels(MANY, below=CLASSES)], (0, 0)),
     "cosine_loss": (lambda: [_filled(MANY, CLASSES), _filled(MANY, CLASSES).flip(0)], (0, 0)),
@@ -228,7 +228,7 @@ MADE: dict[str, tuple[Callable[[], list[Tensor]], tuple[int, ...]]] = {
 @pytest.mark.large
 @pytest.mark.parametrize("name", MADE)
 def test_last_samples(name: str) -> None:
-    """The last samples have the values and gradients that they have alone."""
+    """The last samples have the same values and gradients as in a call of their own."""
     make, dims = MADE[name]
     whole = make()
     assert whole[0].numel() > 1 << 31

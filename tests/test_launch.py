@@ -1,7 +1,7 @@
 """Launch geometry: pure functions of integers, checked against brute force.
 
-Python replays the kernels' index arithmetic from the words that kernels receive: every element must be visited once, at
-the address given by NumPy's strides, in all streams at once.
+Python replays the kernels' index arithmetic from the 64-bit words that a kernel receives: every element must be visited
+once, at the address that NumPy's strides give, in all streams at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ITEMSIZES = (1, 2, 4, 8)
 
 @st.composite
 def strided(draw: st.DrawFn, shape: Sequence[int], signed: bool = True) -> tuple[int, ...]:
-    """Strides as views make them: dimensions in any order, padded, expanded, stepped over, reversed."""
+    """Strides such as views have: dimensions in any order, padded, expanded, with steps, or reversed."""
     strides, step = [0] * len(shape), 1
     for d in draw(st.permutations(range(len(shape)))):
         if draw(st.integers(0, 4)) == 0:
@@ -43,7 +43,7 @@ def strided(draw: st.DrawFn, shape: Sequence[int], signed: bool = True) -> tuple
 
 @st.composite
 def index_spaces(draw: st.DrawFn, signed: bool = True) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """A shape and the strides of one to four streams in it; often several streams have the same."""
+    """A shape, and the strides of one to four streams; several streams often have the same strides."""
     sizes = st.sampled_from([1, 2, 3, 4, 5, 8, 16])
     shape = draw(st.lists(sizes, max_size=6).filter(lambda s: prod(s) <= 4096).map(tuple))
     first = draw(strided(shape, signed))
@@ -64,7 +64,7 @@ def stream_spaces(draw: st.DrawFn) -> tuple[tuple[int, ...], list[pointwise_layo
 
 
 def addresses(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Counter[tuple[int, ...]]:
-    """The offsets of every element, in all streams at once."""
+    """Counts the tuples of offsets of all elements; a tuple has one offset per stream."""
     return Counter(
         tuple(sum(i * s for i, s in zip(index, stride, strict=True)) for stride in strides)
         for index in itertools.product(*map(range, shape))
@@ -92,11 +92,11 @@ def test_dense_strides_are_dense(space: tuple[tuple[int, ...], list[tuple[int, .
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 4), min_size=4, max_size=4), st.tuples(*[st.booleans()] * 4))
 def test_dense_strides_keep_a_dense_tensors_order(order: list[int], sizes: list[int], turned: Sequence[bool]) -> None:
-    """Even where dimensions are reversed."""
+    """The order is kept even if dimensions are reversed."""
     view = numpy.empty(sizes, numpy.int8).transpose(order)
     signed = [-s if t else s for s, t in zip(view.strides, turned, strict=True)]
     found = dense_strides(view.shape, signed)
-    # The stride of a dimension of size 1 addresses nothing.
+    # The stride of a dimension of size 1 is never used.
     assert [s for s, n in zip(found, view.shape, strict=True) if n > 1] == [
         s for s, n in zip(view.strides, view.shape, strict=True) if n > 1
     ]
@@ -148,7 +148,7 @@ def test_merge_puts_the_unit_stride_innermost() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Layouts: what the kernels compute from the words
+# Layouts: index arithmetic of the kernels
 
 
 def quotient(index: int, multiplier: int, size: int) -> int:
@@ -226,7 +226,7 @@ class TiledLayout(StridedLayout):
 
 
 def visited_in_tiles(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
-    """As `visited`. The first element of a vector is the first of one stream at least."""
+    """Yields the same as `visited`, for tiles. A vector's first element is also the first in at least one stream."""
     rank = 1 if layout.kind == "tiles" else MAX_RANK
     tiles = TiledLayout(layout.words(), len(layout.strides), rank, layout.tile)
     assert tiles.vectors() == layout.vectors
@@ -241,7 +241,7 @@ def visited_in_tiles(layout: pointwise_layout.Layout) -> Iterator[tuple[int, lis
 
 
 def visited(layout: pointwise_layout.Layout) -> Iterator[tuple[int, list[int]]]:
-    """Each element that a lane visits: its place in the vector, and its offset in every stream."""
+    """Yields each element that a lane visits: its position in the vector, and its offset in every stream."""
     streams = len(layout.strides)
     if layout.kind == "flat":
         for element in range(layout.elements):
@@ -367,24 +367,24 @@ def test_batches_are_whole_where_elements_fill_them() -> None:
         ((1000,), [stream((1000,), 4)] * 2, "flat", 4),
         ((1000,), [stream((1000,), 2)] * 2, "flat", 8),
         ((1000,), [stream((1000,), 8)] * 2, "flat", 2),
-        # Dense in any order of dimensions counts as one dimension, too.
+        # Dense tensors merge into one dimension in any dimension order.
         ((8, 6, 4), [pointwise_layout.Stream((1, 8, 48), 4)] * 2, "flat", 4),
-        # An address aligned to half a word, and one aligned to none.
+        # An address aligned to half a 16-byte word, and one aligned to a single element.
         ((1000,), [stream((1000,), 4), stream((1000,), 4, 8)], "flat", 2),
         ((1000,), [stream((1000,), 4), stream((1000,), 4, 4)], "flat", 1),
-        # A number beside a tensor does not break the flat layout.
+        # A scalar operand beside a tensor keeps the layout flat.
         ((8, 6), [stream((8, 6), 4), pointwise_layout.Stream((0, 0), 4)], "flat", 4),
         # The hinge of a matrix with one label per column, and with one per row.
         ((64, 64), [stream((64, 64), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 4),
         ((64, 64), [stream((64, 64), 4), pointwise_layout.Stream((1, 0), 4)], "matrix", 4),
-        # StridedLayout that are no whole vectors.
+        # Rows that are not whole 16-byte vectors.
         ((64, 6), [stream((64, 6), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 2),
         ((64, 63), [stream((64, 63), 4), pointwise_layout.Stream((0, 1), 4)], "matrix", 1),
-        # A slice whose rows begin at odd places.
+        # A slice whose rows start at odd offsets.
         ((64, 32), [pointwise_layout.Stream((33, 1), 4)], "matrix", 1),
-        # Transposed and not transposed: no order suits both.
+        # Transposed and not transposed: no innermost dimension suits both.
         ((64, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 64), 4)], "tiles", 4),
-        # Larger ones; of odd sizes, and of 16 bits.
+        # Larger sizes, odd sizes, and 16-bit elements, also transposed.
         ((512, 1024), [pointwise_layout.Stream((1024, 1), 4), pointwise_layout.Stream((1, 512), 4)], "tiles", 16),
         ((63, 32), [pointwise_layout.Stream((32, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 2),
         ((63, 31), [pointwise_layout.Stream((31, 1), 4), pointwise_layout.Stream((1, 63), 4)], "tiles", 1),
@@ -405,7 +405,7 @@ def test_layouts_that_matter(
     [(128, 4, 128), (512, 4, 2048), (1024, 16, 2048), (4096, 64, pointwise_layout.MAX_CHUNKS)],
 )
 def test_few_elements_are_spread_over_lanes(side: int, of_a_lane: int, chunks: int) -> None:
-    """By tiles, and in a batch of other layouts."""
+    """Tiles get fewer elements per lane, and other layouts shorter batches."""
     turned = pointwise_layout.layout((side, side), [stream((side, side), 4), pointwise_layout.Stream((1, side), 4)])
     assert (turned.vec_size * turned.batch, pointwise_layout.chunks_of(turned)) == (of_a_lane, chunks)
     flat = pointwise_layout.layout((side, side), [stream((side, side), 4)] * 2)
@@ -419,7 +419,10 @@ def test_few_elements_are_spread_over_lanes(side: int, of_a_lane: int, chunks: i
     + [(1 << 23, 2, True, 1), (1 << 23, 0, True, 4)],
 )
 def test_shifted_vectors_are_spread_over_lanes(elements: int, behind: int, heavy: bool, batch: int) -> None:
-    """An operand begins so many bytes behind an aligned address. Those of a heavy loss are, however many there are."""
+    """One operand starts ``behind`` bytes past an aligned address.
+
+    A heavy loss spreads shifted vectors over lanes at any size.
+    """
     streams = [stream((elements,), 2), pointwise_layout.Stream((1,), 2, behind, read=True)]
     found = pointwise_layout.in_short_batches(pointwise_layout.layout((elements,), streams), False, heavy)
     assert (found.vec_size, found.batch) == (8, batch)
@@ -447,7 +450,7 @@ LANES = st.sampled_from(sorted(pointwise_layout.UNROLL))
 
 
 def constant(file: str, name: str) -> int:
-    """A constant of the kernels."""
+    """Value of a constant in a kernel file."""
     text = (kernel_directory() / file).read_text(encoding="utf-8")
     return int(re.search(rf"constexpr int {name} = (\d+);", text).group(1))
 
@@ -486,8 +489,9 @@ def test_no_group_is_empty(vectors: int, vec_size: int) -> None:
 
 @pytest.mark.parametrize("vec_size", pointwise_layout.UNROLL)
 def test_lanes_add_short_runs(vec_size: int) -> None:
-    """A lane adds whole batches in the arithmetic type, kMaxRun terms of it: the accuracy of every sum
-    depends on it.
+    """A lane adds up whole batches of at most kMaxRun terms in the arithmetic type.
+
+    The accuracy of every sum depends on this number.
     """
     batch = pointwise_layout.UNROLL[vec_size] * vec_size
     assert constant("pointwise/pointwise.cuh", "kMaxRun") // batch * batch >= 40
@@ -502,7 +506,7 @@ def test_blocks_are_whole_warps(chunks: int) -> None:
 
 
 def test_order_of_additions_knows_no_device() -> None:
-    """It follows from the sizes: the functions that decide it receive nothing else."""
+    """The order follows from sizes and layouts: the functions that decide it receive no facts of the device."""
     assert list(inspect.signature(pointwise_layout.chunks).parameters) == ["vectors", "vec_size", "unroll"]
     assert list(inspect.signature(pointwise_layout.threads).parameters) == ["chunks"]
     of_layout = ["shape", "streams", "micro_tile", "widest", "stages_16_bits"]
@@ -526,12 +530,12 @@ def test_python_and_kernels_agree_on_their_limits() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Sums over what an operand was broadcast along
+# Sums over the dimensions along which an operand was broadcast
 
 
 @st.composite
 def broadcasts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[int, ...]], tuple[int, ...]]:
-    """A shape, the strides of the read operand, and the dense gradient of an operand that lacks some dimensions."""
+    """A shape, the strides of the streams that are read, and those of the dense gradient of a broadcast operand."""
     shape, strides = draw(index_spaces())
     keep = draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)))
     small = tuple(n if k else 1 for n, k in zip(shape, keep, strict=True))
@@ -582,7 +586,7 @@ def test_one_label_per_column_puts_neighbouring_columns_in_neighbouring_lanes() 
 
 @pytest.mark.parametrize("rows", [64, 4096, 1 << 20])
 def test_one_label_per_row_spreads_the_row_over_the_lanes(rows: int) -> None:
-    """The unit stride of the labels themselves must not decide: the matrix is read."""
+    """The strides of the matrix must decide, not the unit stride of the labels: the sum reads the matrix."""
     assert not pointwise_layout.sum_layout((rows, 4096), [(4096, 1), (1, 0)], (1, 0)).columns
 
 
@@ -591,7 +595,10 @@ def test_one_number_for_all_spreads_over_the_lanes() -> None:
 
 
 def test_lanes_do_not_leave_a_short_run_for_elements_far_away() -> None:
-    """Of 2240 x 1000 x 3 summed to 1000, three terms are near; 2240 others are not, but other outputs are."""
+    """If 2240 x 1000 x 3 is summed to 1000, only runs of three terms are contiguous.
+
+    The next of the 2240 runs of an output is far away, but neighbouring outputs are near: lanes take these instead.
+    """
     dense = (3000, 3, 1)
     assert pointwise_layout.sum_layout((2240, 1000, 3), [dense, (0, 1, 0)], (0, 1, 0)).columns
     assert not pointwise_layout.sum_layout((2240, 1000, 3), [dense, (1000, 1, 0)], (1000, 1, 0)).columns
@@ -605,7 +612,10 @@ def test_lanes_do_not_leave_a_short_run_for_elements_far_away() -> None:
 def test_sums_to_few_outputs_are_shared_by_warps_or_cut_into_slices(
     outputs: int, length: int, apart: bool, slices: int, warps: int
 ) -> None:
-    """If a lane had many rounds of terms, one by one where another operand lies otherwise, or in vectors."""
+    """Sums are shared or cut if a lane would otherwise take many rounds of terms.
+
+    Terms are loaded one by one if another operand is transposed (``apart``), otherwise in vectors.
+    """
     shape, result = (outputs, length), (1, 0)
     streams = [stream(shape, 4), pointwise_layout.Stream((1, outputs), 4) if apart else stream(shape, 4)]
     found = pointwise_layout.sum_layout(shape, [x.strides for x in streams], result)
@@ -627,7 +637,7 @@ def test_terms_that_are_not_aligned_leave_the_others_their_vectors() -> None:
 @pytest.mark.parametrize(
     ("shape", "small", "columns", "vec_size", "lanes"),
     [
-        ((61, 33), (1, 33), True, 8, 6),  # five vectors of a row for six lanes each
+        ((61, 33), (1, 33), True, 8, 6),  # five vectors per row, for six lanes each
         ((61, 7), (61, 1), False, 8, 1),
         ((5, 3, 131), (5, 1, 131), True, 8, 1),
         ((3, 19, 35), (1, 19, 1), False, 8, 2),
@@ -656,13 +666,13 @@ def test_sums_in_vectors_of_rows_that_none_divides_take_every_element_once(
         for v in range(min(x.vec_size, x.row - place)):
             found[of_full + v, of_small + v * columns, of_result + v * columns] += 1
     assert found == addresses(shape, [dense, result, result])
-    # Places of outputs, those that do not exist too.
+    # Places include those past the end of a row, which hold no output.
     assert x.places == (len(kept) * x.vec_size if columns else prod(small))
 
 
 @pytest.mark.parametrize(("rows", "columns", "blocks"), [(1000003, 33, 256), (5793, 5793, 253), (911, 37003, 435)])
 def test_sums_of_odd_columns_fill_rounds_of_blocks(rows: int, columns: int, blocks: int) -> None:
-    """Those of 256, as far as columns allow: three lots of 145 blocks for 37003 columns, not two."""
+    """A round has 256 blocks, as far as columns allow: 37003 columns take three slices of 145 blocks, not two."""
     dense, result = (columns, 1), (0, 1)
     streams = [pointwise_layout.Stream(s, 2) for s in (dense, result)]
     sums = pointwise_layout.sum_layout((rows, columns), [dense, result], result)
@@ -693,7 +703,7 @@ def test_sums_of_heavy_losses_have_no_vectors_of_which_much_is_absent() -> None:
 def test_sums_of_odd_rows_of_32_bits_in_vectors(
     shape: tuple[int, ...], small: tuple[int, ...], heavy: int, row: int
 ) -> None:
-    """Sums of rows have them, but not those of columns, of short rows, or of heavy losses."""
+    """Sums along rows use vectors, but sums along columns, of short rows, or of heavy losses do not."""
     dense = dense_strides(shape, (0,) * len(shape))
     result = broadcast_strides(small, dense_strides(small, (0,) * len(small)), shape)
     streams = [pointwise_layout.Stream(s, 4) for s in (dense, result)]
@@ -704,7 +714,7 @@ def test_sums_of_odd_rows_of_32_bits_in_vectors(
 
 
 def test_sums_of_many_dimensions_have_no_stream_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of six operands would have more than 4 KiB of parameters."""
+    """With such a stream, kernels of six operands would have more than 4 KiB of parameters."""
     monkeypatch.setattr(pointwise_layout, "RAGGED_ELEMENTS", 1)
     for dims in (5, 6):
         shape = (5,) * dims

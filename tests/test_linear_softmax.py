@@ -1,4 +1,4 @@
-"""Softmax losses of a linear layer: the same results as the layer and the loss apart, in chunks of rows."""
+"""Softmax losses of a linear layer: computed in chunks of rows, with the results of the layer followed by the loss."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ T: Any = torch.nn.functional
 
 kernels = pytest.mark.kernels
 
-#: Bytes of a chunk of 16 rows of 320 classes in 16 bits, or of 8 in float32.
+#: Size in bytes of a chunk of 16 rows of 320 classes in 16 bits, or of 8 rows in float32.
 SMALL = 16 * 320 * 2
 
-#: Error of a gradient, relative to its norm, where logits and results are rounded to these dtypes.
+#: Accepted error of a gradient relative to its norm, by the dtype to which logits and results are rounded.
 TOLERANCE = {"float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3, "float64": 1e-13}
 
 
 def operands(
     rows: tuple[int, ...] = (41,), features: int = 24, classes: int = 300, dtype: str = "float32", seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Features, weight and bias that require a gradient, and labels of which every fifth is ignored."""
+    """Features, weight and bias that require a gradient, and labels, every fifth of which is ignored."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -60,7 +60,7 @@ def operands(
 
 
 def truth(given: dict[str, Any], upstream: Any, **options: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Value and gradients in float64, of the loss's formula on logits as a whole."""
+    """Value and gradients in float64, by the formula of the loss on all logits at once."""
     wide = {k: x.detach().cpu().double() if x.is_floating_point() else x.cpu() for k, x in given.items()}
     leaves = {k: x.requires_grad_() for k, x in wide.items() if given[k].requires_grad}
     logits = T.linear(wide["input"], wide["linear_weight"], wide.get("linear_bias"))
@@ -81,7 +81,7 @@ def formula(logits: torch.Tensor, target: torch.Tensor, **options: Any) -> torch
 
 
 def upstream_of(value: torch.Tensor, upstream: Any) -> torch.Tensor:
-    """A grad_output of the value's shape: a number, or a ramp that begins with it."""
+    """A ``grad_output`` of the value's shape: the number ``upstream``, or a ramp from it to twice as much."""
     if value.dim() == 0:
         return torch.full_like(value, upstream)
     ramp = torch.linspace(upstream, 2 * upstream, value.numel(), dtype=torch.float64).reshape(value.shape)
@@ -99,8 +99,9 @@ def run(given: dict[str, Any], upstream: Any = 1.0, **options: Any) -> tuple[tor
 def agrees(
     given: dict[str, Any], upstream: float = 1.0, dtype: str = "float32", slack: float = 1.0, **options: Any
 ) -> None:
-    """Checks value and gradients against the truth, for an expected grad_output and another one. Errors may be larger
-    by the factor ``slack``.
+    """Checks value and gradients against the truth, for expected and unexpected values of ``grad_output``.
+
+    ``slack`` multiplies the accepted errors.
     """
     allowed = slack * TOLERANCE[dtype]
     engine = {k: options.pop(k) for k in [*options] if k in LAYER_OPTIONS}
@@ -142,7 +143,7 @@ def test_chunks_agree_with_the_loss_of_the_logits(dtype: str) -> None:
 @kernels
 @pytest.mark.parametrize("gap", [0, 8, 3])
 def test_weight_with_gaps(gap: int) -> None:
-    """A weight with gaps between its rows or its columns is read where it lies."""
+    """A weight may have gaps between its rows or its columns."""
     given = operands(dtype="bfloat16")
     weight = torch.nn.functional.pad(given["linear_weight"].detach(), (0, gap))[:, :24]
     agrees(given | {"linear_weight": weight.requires_grad_()}, dtype="bfloat16", max_memory=SMALL)
@@ -152,7 +153,7 @@ def test_weight_with_gaps(gap: int) -> None:
 
 @kernels
 def test_transposed_weight_in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gradient lies as it does, and so do the sums in float32 from which it is rounded."""
+    """The gradient has the strides of the weight, and so do the float32 sums that are rounded to it."""
     given = operands(classes=304, dtype="bfloat16")
     turned = given["linear_weight"].detach().t().contiguous().t()
     options = {"max_memory": SMALL, "accumulate_dtype": "float32"}
@@ -174,7 +175,7 @@ def test_transposed_weight_in_many_chunks(monkeypatch: pytest.MonkeyPatch) -> No
 @kernels
 @pytest.mark.parametrize(("gap", "reduction"), in_turn([0, 8, 3], ["mean", "none"]))
 def test_inputs_with_gaps(gap: int, reduction: str) -> None:
-    """As a weight, in several chunks."""
+    """Like a weight, inputs may have gaps between rows or columns, in several chunks."""
     given = operands((40,), dtype="bfloat16")
     rows = torch.nn.functional.pad(given["input"].detach(), (0, gap))[:, :24]
     columns = torch.nn.functional.pad(rows.detach().t(), (0, gap))[:, :40].t()
@@ -185,7 +186,7 @@ def test_inputs_with_gaps(gap: int, reduction: str) -> None:
 
 @pytest.fixture
 def padded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Layers of any size are padded: the sizes of what was, before and after, in turn."""
+    """Pads layers of any size. The list collects the sizes of each padded matrix, before and after padding."""
     pad_all(monkeypatch)
     found, pad = [], torch_device.TorchDevice.padded
 
@@ -216,7 +217,7 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int, int
 def test_sizes_that_are_padded(
     dtype: str, options: dict[str, Any], features: int, classes: int, padded: list[tuple[int, int, int, int]]
 ) -> None:
-    """With weights and inputs in any layout."""
+    """Weights and inputs may have any layout."""
     given = operands(features=features, classes=classes, dtype=dtype)
     agrees(given, dtype=dtype, **options)
     assert (classes, features, -(-classes // 8) * 8, 24) in padded
@@ -240,7 +241,7 @@ def test_a_padded_layer_adds_to_main_grad(features: int, classes: int, padded: l
 def test_infinite_inputs_of_padded_layers_stay_in_their_rows(
     reduction: str, padded: list[tuple[int, int, int, int]]
 ) -> None:
-    """Their logits are NaN, also those that are padded, but the row does not count."""
+    """The logits of the infinite row are NaN, including the padding, but the row is ignored."""
     given = operands(classes=299, dtype="bfloat16")
     assert int(given["target"][0]) == -100
     with torch.no_grad():
@@ -266,7 +267,7 @@ def test_infinite_inputs_of_padded_layers_stay_in_their_rows(
 def test_features_of_large_layers_are_padded(
     rows: int, features: int, classes: int, dtype: str, is_padded: bool
 ) -> None:
-    """If products take longer than copies. They have any layout already."""
+    """Features are padded if products gain more time than copies take. Padded copies are made from any layout."""
     assert chunks.pads_features(rows, features, classes, dtype) == is_padded
     inputs = TensorSpec(dtype, (rows, features), (1, rows + 1))
     weight = TensorSpec(dtype, (classes, features), (1, classes + 1))
@@ -294,7 +295,7 @@ def test_features_of_large_layers_are_padded(
 def test_classes_of_large_layers_are_padded(
     rows: int, features: int, classes: int, dtype: str, is_padded: bool
 ) -> None:
-    """If products take longer than a copy of the weight, which then may have any layout."""
+    """Classes are padded if products gain more time than the copy takes; the weight may then have any layout."""
     assert chunks.pads_classes(rows, features, classes, dtype) == is_padded
     weight = TensorSpec(dtype, (classes, features), (features + 1, 1))
     inputs, target = contiguous(dtype, (rows, features)), contiguous("int64", (rows,))
@@ -302,7 +303,7 @@ def test_classes_of_large_layers_are_padded(
 
 
 def test_large_weights_are_copied_where_products_would_take_longer() -> None:
-    """Products of a weight that gaps leave unaligned take longer."""
+    """Products of a weight whose rows are unaligned, because of gaps, take longer."""
     rows, labels = TensorSpec("bfloat16", (8, 1024), (1024, 1)), TensorSpec("int64", (8,), (1,))
 
     def is_copied(
@@ -315,7 +316,7 @@ def test_large_weights_are_copied_where_products_would_take_longer() -> None:
     assert is_copied(large, (1025, 1)) and is_copied(large, (1, 4097)) and is_copied(large, (1032, 1), 2)
     assert is_copied(large, (2048, 2)) and is_copied(large, (0, 1))
     assert not is_copied((128, 1024), (1025, 1), dtype="float32") and not is_copied((128, 1024), (1024, 1), 2)
-    # Of 16 bits small ones are copied if only the copy is aligned, large ones if it has more alignment.
+    # Small 16-bit weights are copied if only the copy is aligned, large ones if the copy is better aligned.
     assert is_copied((128, 1024), (1025, 1)) and not is_copied((128, 1020), (1021, 1))
     assert is_copied((512, 884), (1, 512), 2) and not is_copied((512, 884), (1, 512))
     assert not is_copied((512, 882), (1, 512), 2) and not is_copied((512, 884), (1, 512), 4, "float32")
@@ -360,10 +361,10 @@ def test_small_inputs_are_copied_where_only_the_copy_is_aligned(dtype: str, copi
 @kernels
 @pytest.mark.parametrize(("classes", "reduction"), in_turn([5, 30, 301, 2050, 9001], ["mean", "none"]))
 def test_rows_of_any_length(classes: int, reduction: str) -> None:
-    """Rows of a thread, of a warp, of a block, and too long for a block; odd ones too."""
-    given = operands((6 if classes < 1000 else 4,), 7, classes)  # two in each chunk
+    """Rows for one thread, one warp and one block, and rows too long for a block; some lengths are odd."""
+    given = operands((6 if classes < 1000 else 4,), 7, classes)  # two rows per chunk
     if classes > 4096:
-        del given["linear_bias"]  # its sums would be most of the threads, and know no other length of a row
+        del given["linear_bias"]  # its sums would take most of the threads, and do not depend on the row length
     agrees(given, reduction=reduction, max_memory=2 * classes * 4)
 
 
@@ -407,7 +408,7 @@ def test_class_weights_and_masks() -> None:
 @kernels
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_class_probabilities(reduction: str) -> None:
-    """Their gradient is computed too, chunk by chunk."""
+    """The gradient of the probabilities is computed, too, chunk by chunk."""
     given = operands()
     given["target"] = torch.randn(41, 300).softmax(-1).to(KERNELS).requires_grad_()
     agrees(given, max_memory=SMALL, reduction=reduction)
@@ -429,7 +430,7 @@ def test_further_results() -> None:
     "frozen", [("linear_weight",), ("input",), ("input", "linear_weight"), ("linear_bias", "input")]
 )
 def test_only_wanted_gradients_are_computed(frozen: tuple[str, ...]) -> None:
-    """A product of matrices for the logits, and one for each gradient of a factor."""
+    """Each chunk takes one matrix product for the logits, and one for each wanted gradient of a factor."""
     given = {k: x.detach().requires_grad_(x.requires_grad and k not in frozen) for k, x in operands().items()}
     with products() as shapes:
         run(given, max_memory=SMALL)
@@ -452,7 +453,7 @@ def test_gradients_are_written_again_for_a_second_backward() -> None:
 
 @kernels
 def test_a_gradient_of_zero_is_no_expectation() -> None:
-    """What is written for a grad_output of 0 could not be rescaled to another one."""
+    """Gradients written for a ``grad_output`` of 0 could not be rescaled to another one."""
     given = operands()
     _, gradients = run(given, 0.0, max_memory=SMALL)
     assert not any(x.any() for x in gradients.values())
@@ -461,7 +462,7 @@ def test_a_gradient_of_zero_is_no_expectation() -> None:
 
 @kernels
 def test_small_gradients_of_float16_do_not_vanish() -> None:
-    """A large grad_output, as loss scaling has it, in the first step too."""
+    """A large ``grad_output``, as loss scaling uses, is handled from the first step on."""
     given, scale = operands((2000,), 16, 64, "float16"), 2.0**15
     _, gradients = run(given, scale)
     found, exact = gradients["input"].cpu().double(), truth(given, scale)[1]["input"]
@@ -470,7 +471,7 @@ def test_small_gradients_of_float16_do_not_vanish() -> None:
 
 @kernels
 def test_skipped_rows() -> None:
-    """Only the products know of them."""
+    """Products leave ignored rows out; the results stay the same."""
     given = operands()
     with products() as shapes:
         run(given, skip_ignored=True)
@@ -484,7 +485,7 @@ def test_skipped_rows() -> None:
 
 
 def weighted(given: dict[str, Any], weights: torch.Tensor, **options: Any) -> torch.Tensor:
-    """The weighted loss of the logits as a whole, in float64; class weights and masks enter a mean's divisor."""
+    """The weighted loss of all logits at once, in float64; class weights and masks enter the divisor of a mean."""
     reduction = options.pop("reduction", "mean")
     logits = T.linear(given["input"], given["linear_weight"], given.get("linear_bias"))
     value = weights.double() * formula(logits, given["target"], reduction="none", **options)
@@ -515,7 +516,7 @@ def named(x: Any) -> str:
     ids=named,
 )
 def test_token_weights(dtype: str, options: dict[str, Any]) -> None:
-    """Negative ones, as advantages are, too; for an expected grad_output and another one."""
+    """Weights may be negative, as advantages are. Checks an expected ``grad_output`` and another one."""
     given, weights = operands(dtype=dtype), torch.rand(41) - 0.2
     chosen = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in options.items()}
     wide = {k: x.detach().cpu().double() if x.is_floating_point() else x.cpu() for k, x in given.items()}
@@ -542,7 +543,7 @@ def test_token_weights_of_probabilities() -> None:
 
 @kernels
 def test_transforms_of_token_weights() -> None:
-    """In a batch each sample has its own; so does a graph; second derivatives know of them."""
+    """Under vmap each sample has its own token weights; second derivatives and compiled graphs include them, too."""
     given = {k: x.detach() for k, x in operands((3, 5), 8, 40).items()}
     x, w, y, b = given.values()
     weights = torch.rand(3, 5, device=KERNELS)
@@ -574,13 +575,13 @@ def test_transforms_of_token_weights() -> None:
 
 
 def added(function: Any, given: dict[str, Any], offset: int = 0, **options: Any) -> torch.Tensor:
-    """The gradient that backward of 3 times a sum adds to a `main_grad`, to which another backward adds meanwhile."""
+    """Returns the gradient that backward of 3 times a sum adds to `main_grad`; a second backward must add it again."""
     shape = given["linear_weight"].shape
     dtype = torch.float64 if given["input"].dtype == torch.float64 else torch.float32
     main_grad = torch.zeros(shape.numel() + offset, dtype=dtype, device=given["input"].device)[offset:].view(shape)
     value = function(**given, main_grad=main_grad, **options).sum()
     assert not main_grad.any()
-    main_grad += 0.0  # a new version, which autograd would refuse of a saved tensor
+    main_grad += 0.0  # bumps the version, which autograd would refuse for a saved tensor
     version = main_grad._version
     (3.0 * value).backward(retain_graph=True)
     first = main_grad.clone()
@@ -599,7 +600,7 @@ def added(function: Any, given: dict[str, Any], offset: int = 0, **options: Any)
     ids=str,
 )
 def test_main_grad(dtype: str, options: dict[str, Any]) -> None:
-    """Nothing is rounded to 16 bits but the logits and their gradient."""
+    """Only the logits and their gradient are rounded to 16 bits."""
     given = operands(dtype=dtype)
     exact = truth(given, 3.0, reduction="sum" if "reduction" in options else "mean")[1]["linear_weight"]
     for offset, memory in ((0, SMALL), (1, None)):
@@ -627,7 +628,7 @@ def test_main_grad_of_a_frozen_weight_and_of_formulas() -> None:
 
 @kernels
 def test_main_grad_is_no_saved_tensor() -> None:
-    """One that hooks had offloaded would come back as a copy, to which nobody's gradient is added."""
+    """If hooks offloaded it, it would come back as a copy, and the gradient added to that copy would be lost."""
     given, main_grad = operands(), torch.zeros(300, 24, device=KERNELS)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
         value = F.linear_cross_entropy(**given, main_grad=main_grad, max_memory=SMALL)
@@ -637,7 +638,10 @@ def test_main_grad_is_no_saved_tensor() -> None:
 
 @kernels
 def test_main_grad_without_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products add to it if forward writes no gradient: one more of them, and no memory of the weight's size."""
+    """If forward writes no gradient, products add to ``main_grad``.
+
+    This takes one more product per chunk, and no buffer of the weight's size.
+    """
     given, main_grad, shapes = operands(), torch.zeros(300, 24, device=KERNELS), []
     kind = type(torch_device.device_of(given["input"]))
     empty = kind.empty
@@ -694,7 +698,7 @@ def test_few_rows(rows: int) -> None:
 
 @kernels
 def test_label_out_of_range() -> None:
-    """It is named by its row among all rows, not among those of its chunk."""
+    """The error names the row among all rows, not within its chunk."""
     given = operands()
     given["target"][33] = 300
     with pytest.raises(IndexError, match=r"linear_cross_entropy: `target\[33\]` must be .* got 300 for 300 classes"):
@@ -742,7 +746,7 @@ def test_errors(changed: dict[str, Any], error: type[Exception], message: str) -
 
 @contextmanager
 def products() -> Iterator[list[tuple[int, int]]]:
-    """Collects the shapes of the products' results."""
+    """Collects the shapes of the results of matrix products."""
     shapes: list[tuple[int, int]] = []
     kind = type(torch_device.device_of(torch.empty(1, device=KERNELS)))
     original = kind.matmul
@@ -761,7 +765,7 @@ def products() -> Iterator[list[tuple[int, int]]]:
 @kernels
 @pytest.mark.parametrize(("memory", "reduction"), [(SMALL, "mean"), (3 * SMALL, "mean"), (3 * SMALL, "none")])
 def test_chunks_keep_to_the_memory(memory: int, reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the gradients nothing is allocated that is larger than a chunk."""
+    """Nothing larger than a chunk is allocated, except the gradients."""
     given, sizes = operands(dtype="bfloat16"), []
     device = torch_device.device_of(given["input"])
     kind = type(device)
@@ -772,7 +776,7 @@ def test_chunks_keep_to_the_memory(memory: int, reduction: str, monkeypatch: pyt
         sizes.append((tuple(shape), found.numel() * found.element_size()))
         return found
 
-    # On the class: undone on the object, the method would stay behind as an attribute that hides the class's.
+    # Patched on the class: undoing a patch of the object would leave an attribute that hides the class's method.
     monkeypatch.setattr(kind, "empty", empty)
     run(given, max_memory=memory, accumulate_dtype="bfloat16", reduction=reduction)
     results = {(41, 24), (304, 24), (300,)}
@@ -783,7 +787,7 @@ def test_chunks_keep_to_the_memory(memory: int, reduction: str, monkeypatch: pyt
 @kernels
 @pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"reduction": "sum", "mask": torch.arange(41) % 3 > 0}])
 def test_few_logits_are_kept(options: dict[str, Any]) -> None:
-    """Backward multiplies nothing again, and may be repeated."""
+    """Forward keeps the logits if there are few. Backward does not recompute them, and may be repeated."""
     given = operands()
     if "mask" in options:
         options = {**options, "mask": options["mask"].to(KERNELS)}
@@ -798,7 +802,7 @@ def test_few_logits_are_kept(options: dict[str, Any]) -> None:
 
 @kernels
 def test_rows_are_counted_with_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value of many rows without gradients takes no launch for its divisor."""
+    """The value of many rows without gradients needs no separate launch for its divisor."""
     given = operands((2000,), classes=32)
     mean = F.linear_cross_entropy(**given).detach()
     monkeypatch.setattr("cupylosses.engines.execute.denominator", None)
@@ -809,8 +813,10 @@ def test_rows_are_counted_with_their_values(monkeypatch: pytest.MonkeyPatch) -> 
 @kernels
 @pytest.mark.parametrize("options", [{}, {"token_weight": True}])
 def test_gradients_of_values_per_row(options: dict[str, Any]) -> None:
-    """Backward of several chunks reads the logits of one of them where forward has left these. After a sum's backward
-    the next forward writes the gradients ahead, until rows have a grad_output each.
+    """Backward of several chunks reuses the logits of the one chunk that forward keeps.
+
+    After the backward of a sum, the next forward writes the gradients speculatively, until each row gets a
+    ``grad_output`` of its own.
     """
     given, rows = operands(dtype="bfloat16"), 13
     given["target"] = torch.arange(41, device=KERNELS) * 7
@@ -849,7 +855,7 @@ def test_gradients_of_values_per_row(options: dict[str, Any]) -> None:
 @kernels
 @pytest.mark.parametrize(("dtype", "options"), [("float16", {}), ("float32", {"skip_ignored": True}), ("float32", {})])
 def test_a_sum_of_values_per_row(dtype: str, options: dict[str, Any]) -> None:
-    """Gradients that are written ahead from the second time on."""
+    """From the second step on, forward writes the gradients speculatively."""
     given = operands(dtype=dtype)
     leaves = {k: x for k, x in given.items() if x.requires_grad}
     buffer = {} if options or dtype != "float32" else {"main_grad": torch.zeros(300, 24, device=KERNELS)}
@@ -868,8 +874,10 @@ def test_a_sum_of_values_per_row(dtype: str, options: dict[str, Any]) -> None:
 
 
 def test_rows_of_a_chunk() -> None:
-    """A chunk is a multiple of 1024 rows where there are so many, and chunks are equal. Without a reduction all logits
-    are kept, if their gradient fits beside them; otherwise a chunk, which is as large as it may be.
+    """A chunk has a multiple of 1024 rows if there are that many, and chunks are of equal size.
+
+    Without a reduction, all logits are kept if their gradient fits beside them; otherwise one chunk is kept, as large
+    as allowed.
     """
 
     def chunk(*sizes: int, **options: Any) -> int:
@@ -889,7 +897,7 @@ def test_rows_of_a_chunk() -> None:
 
 
 def test_gradients_of_weights_have_more_rows() -> None:
-    """As many as cuBLAS writes fast. Those of the inputs have as many as there are."""
+    """The weight's gradient has as many rows as cuBLAS writes fast. The input's gradient has no extra rows."""
     for sizes, rows in (
         ((1024, 768, 10), 16),
         ((1024, 768, 16), 16),
@@ -904,7 +912,7 @@ def test_gradients_of_weights_have_more_rows() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Around it
+# Higher derivatives, transforms, autocast, NumPy and Modules
 
 
 @kernels
@@ -928,7 +936,7 @@ MOVING = [
 
 
 def hessian_product(loss: Any, given: dict[str, torch.Tensor], tangents: dict[str, torch.Tensor]) -> Any:
-    """The gradients of a loss of named operands, of the sum of its values, and their derivatives along tangents."""
+    """Gradients of the sum of a loss with respect to its floating operands, and their derivatives along tangents."""
     names = [k for k, x in given.items() if x.is_floating_point()]
 
     def gradients(*moved: torch.Tensor) -> Any:
@@ -954,8 +962,9 @@ def test_hessian_vector_products_in_chunks(
     classes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By kernels, along tangents of some operands, with all gradients, and with no more logits than allowed; with 299
-    classes of layers that are padded.
+    """Kernels differentiate all gradients along tangents of some operands, within the memory allowed for logits.
+
+    Layers of 299 classes are padded.
     """
     if classes == 299:
         pad_all(monkeypatch)
@@ -1017,8 +1026,9 @@ LAYOUTS = ("transposed", "gaps between rows", "gaps between columns", "step", "o
 @kernels
 @pytest.mark.parametrize("seed", range(6))
 def test_random_layers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Value, gradients and products with the Hessian of sizes, layouts and options as they come together. What is wrong
-    by far counts; how much terms that cancel lose by rounding is for other tests.
+    """Value, gradients and Hessian-vector products for random combinations of sizes, layouts and options.
+
+    Tolerances are wide, to find results that are far off; other tests bound the rounding errors of cancelling terms.
     """
     draw, wrong = Random(seed), []
     for number in range(100):
@@ -1062,7 +1072,7 @@ def test_random_layers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def hessian_product_agrees(
     given: dict[str, torch.Tensor], moving: list[str], dtype: str, options: dict[str, Any]
 ) -> None:
-    """Checks a product with the Hessian against that of the formula in float64."""
+    """Checks a Hessian-vector product against that of the formula in float64."""
     own = {k: x.detach() for k, x in given.items()}
     tangents = {k: torch.randn_like(own[k]) for k in moving}
     found = hessian_product(lambda x: F.linear_cross_entropy(**x, **options), own, tangents)[1]
@@ -1112,7 +1122,7 @@ def test_transforms() -> None:
 @kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_compiled_graphs(dtype: str) -> None:
-    """Also of a gradient that is written with more rows than it has."""
+    """Includes a gradient that is written with extra rows."""
     given = operands(dtype=dtype)
 
     def step(**given: torch.Tensor) -> torch.Tensor:
@@ -1182,13 +1192,13 @@ def test_module_of_torch() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# In place of torch's function
+# Instead of torch's function
 
 needs_torchs = pytest.mark.skipif(not hasattr(T, "linear_cross_entropy"), reason="torch 2.13 or newer has it")
 
 
 def calls_of_torch() -> dict[str, dict[str, Any]]:
-    """Arguments that torch takes, too."""
+    """Arguments that torch's function takes, too."""
     probabilities = torch.randn(41, 300).softmax(-1).to(KERNELS)
     return {
         "plain": {},
@@ -1236,7 +1246,7 @@ def test_served_in_place_of_torchs_function(name: str) -> None:
     ],
 )
 def test_other_calls_are_torchs(changed: dict[str, Any]) -> None:
-    """With torch's result, or its error."""
+    """Calls that are passed on return torch's result or raise its error."""
     given = {k: x.detach() for k, x in operands().items()} | changed
     given = {k: x.to(KERNELS) if isinstance(x, torch.Tensor) else x for k, x in given.items()}
 
@@ -1335,7 +1345,7 @@ def test_cupy_arrays_that_are_padded(
     cupy: Any, dtype: str, features: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pad_all(monkeypatch)
-    # No other test has these sizes, whose plan would be kept.
+    # No other test may have these sizes, because plans are cached.
     assert chunks.pads_features(41, features, classes, dtype) == (features == 19)
     assert chunks.pads_classes(41, features, classes, dtype) == (classes == 298)
     for options in ({}, {"max_memory": SMALL, "accumulate_dtype": "float32"}):

@@ -19,10 +19,10 @@ F: Any = cupylosses.functional
 kernels = pytest.mark.kernels
 
 ROWS, FEATURES, CLASSES = 12, 8, 40
-#: Bytes of a chunk of 4 rows.
+#: Size in bytes of a chunk of 4 rows in float32.
 SMALL = 4 * 48 * 4
 
-#: Numbers of features and weight, by what computes them.
+#: Scalar functions of features, weight and labels, by name.
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "linear_cross_entropy": lambda x, w, y: F.linear_cross_entropy(x, w, y, max_memory=SMALL),
     "unreduced": lambda x, w, y: F.linear_cross_entropy(x, w, y, max_memory=SMALL, reduction="none").sin().sum(),
@@ -39,7 +39,7 @@ each = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def operands(dtype: torch.dtype = torch.float32, device: str = KERNELS) -> tuple[torch.Tensor, ...]:
-    """Features and weight, which require a gradient, and labels, of which two do not count."""
+    """Features and weight, which require a gradient, and labels, two of which are ignored."""
     x = torch.randn(ROWS, FEATURES).to(device, dtype).requires_grad_()
     w = torch.randn(CLASSES, FEATURES).mul(0.3).to(device, dtype).requires_grad_()
     y = torch.randint(CLASSES, (ROWS,))
@@ -77,7 +77,7 @@ def test_activation_checkpointing(name: str, reentrant: bool) -> None:
 @kernels
 @pytest.mark.parametrize(("name", "strict"), in_turn(list(FUNCTIONS), [True, False]))
 def test_export(name: str, strict: bool) -> None:
-    """A program that is saved, loaded and run."""
+    """An exported program is saved, loaded and run."""
     f = FUNCTIONS[name]
 
     class Model(torch.nn.Module):
@@ -96,7 +96,7 @@ def test_export(name: str, strict: bool) -> None:
 @kernels
 @each
 def test_autocast(name: str) -> None:
-    """The layer is computed in 16 bits, and gradients are float32 as the parameters."""
+    """The layer is computed in 16 bits, and gradients are float32 like the parameters."""
     given, f = operands(), FUNCTIONS[name]
 
     def g(*x: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ def test_autocast(name: str) -> None:
 @kernels
 @each
 def test_double_backward_in_a_batch(name: str) -> None:
-    """Second derivatives of each sample, against those of float64 logits as a whole on the formula's path."""
+    """Second derivatives under vmap match central differences of the gradients, in float64."""
     x, w, y = operands(torch.float64)
     v, f = torch.randn(3, ROWS, FEATURES, dtype=torch.float64, device=KERNELS), FUNCTIONS[name]
     x, w = x.detach(), w.detach()
@@ -134,7 +134,7 @@ def test_double_backward_in_a_batch(name: str) -> None:
     "options", [{}, {"reduction": "none"}, {"reduction": "sum"}], ids=lambda x: "-".join(x.values())
 )
 def test_further_results_of_transforms(options: dict[str, Any]) -> None:
-    """lse and accuracy of each sample, and in a graph."""
+    """``lse`` and accuracy are returned per sample under vmap, and from a compiled graph."""
     x, w, y = operands()
     x, y = (z.detach().reshape(3, 4, *z.shape[1:]) for z in (x, y))
     w = w.detach()

@@ -1,4 +1,4 @@
-"""Log-probabilities of labels and entropies, of given logits and of a linear layer's output."""
+"""Log-probabilities of labels, and entropies, of given logits and of a linear layer's output."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ F: Any = cupylosses.functional
 
 kernels = pytest.mark.kernels
 
-#: Error of a gradient relative to its norm, where it is rounded to these dtypes; results are never in 16 bits.
+#: Accepted error of a gradient relative to its norm, by the dtype to which it is rounded. Results never have 16 bits.
 TOLERANCE = {"float32": 3e-6, "bfloat16": 4e-3, "float16": 6e-4, "float64": 1e-14}
 
 
 def fresh() -> torch.Generator:
-    """Numbers that no run has seen before; the seed is in the report of a failure."""
+    """A generator with a new random seed, which the report of a failure shows."""
     seed = int(torch.empty((), dtype=torch.int64).random_().item())
     print(f"seed {seed}")
     return torch.Generator().manual_seed(seed)
@@ -43,7 +43,7 @@ def fresh() -> torch.Generator:
 def operands(
     rows: tuple[int, ...], classes: int, several: int = 0, dtype: str = "float32", size: float = 3.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits that require a gradient, and labels, of which two of a row may be equal."""
+    """Logits that require a gradient, and labels; if rows have several labels, two of them are equal."""
     generator = fresh()
     x = size * torch.randn(*rows, classes, generator=generator, dtype=torch.float64)
     shape = (*rows, several) if several else rows
@@ -81,7 +81,7 @@ def agrees(
     ("dtype", "classes"), in_turn(["float32", "bfloat16", "float16", "float64"], [300, 5000], times=short_or_full(1, 2))
 )
 def test_values_and_gradients(dtype: str, classes: int) -> None:
-    """Rows of a warp and of a block."""
+    """Rows for one warp and rows for one block."""
     logits, index = operands((4, 5), classes, dtype=dtype)
     agrees(logits, index, dtype=dtype)
     agrees(logits, index, False, dtype)
@@ -90,7 +90,7 @@ def test_values_and_gradients(dtype: str, classes: int) -> None:
 @kernels
 @pytest.mark.parametrize(("rows", "classes"), [(70, 1), (70, 7), (33, 37), (3, 20011), (1, 70000)])
 def test_rows_of_any_length(rows: int, classes: int) -> None:
-    """Rows of a thread, ones that begin anywhere, and few long ones, which a cluster shares and backward slices."""
+    """Rows for one thread, rows at any address, and a few long rows, which a cluster shares and backward slices."""
     agrees(*operands((rows,), classes), entropy=classes > 1)
     agrees(*operands((rows,), classes, dtype="bfloat16"), entropy=classes > 1, dtype="bfloat16")
 
@@ -105,7 +105,7 @@ def test_options(options: dict[str, float]) -> None:
 @pytest.mark.parametrize("classes", [40, 3001])
 @pytest.mark.parametrize("several", [1, 5, 130])
 def test_several_labels_of_a_row(several: int, classes: int) -> None:
-    """More than a thread has vectors too, and some twice."""
+    """Some rows have more labels than a thread has vectors, and equal labels."""
     logits, index = operands((6,), classes, several, "bfloat16")
     agrees(logits, index, dtype="bfloat16")
     agrees(logits.detach().float().requires_grad_(), index.int(), False)
@@ -113,7 +113,7 @@ def test_several_labels_of_a_row(several: int, classes: int) -> None:
 
 @kernels
 def test_masked_and_ignored_labels() -> None:
-    """Their logits are not read."""
+    """The logits of masked and ignored labels are not read."""
     for several in (0, 3):
         logits, index = operands((4, 6), 300, several)
         mask = torch.tensor([[True, False, True, True, True, True]]).to(KERNELS)
@@ -135,7 +135,7 @@ def test_masked_and_ignored_labels() -> None:
 
 @kernels
 def test_entropies_alone() -> None:
-    """Of rows with 0 labels each, which count if the mask says so."""
+    """Rows with 0 labels have an entropy, too, if the mask includes them."""
     logits, _ = operands((3, 4), 300)
     index = torch.empty(3, 4, 0, dtype=torch.int64, device=KERNELS)
     agrees(logits, index)
@@ -145,7 +145,7 @@ def test_entropies_alone() -> None:
 
 @kernels
 def test_layouts_that_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shifted tokens, as next-token prediction has them, and rows that begin at odd addresses."""
+    """Shifted tokens, as in next-token prediction, and rows that start at odd addresses are not copied."""
     monkeypatch.setattr(torch_device, "laid_out", None)
     logits, index = operands((3, 8), 301, dtype="bfloat16")
     whole = torch.cat((logits.detach(), logits.detach()), 1)
@@ -164,7 +164,7 @@ def test_strided_classes_are_copied(classes: int) -> None:
 @kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sure_rows_keep_their_digits(dtype: str) -> None:
-    """1 - p, log p and the entropy of a row that is nearly one class are small, and accurate relative to that."""
+    """If one class has nearly all probability, 1 - p, log p and the entropy are tiny, but accurate relative to that."""
     logits = torch.zeros(3, 500, dtype=getattr(torch, dtype), device=KERNELS)
     logits[:, 17] = torch.tensor([30.0, 60.0, 200.0]).to(logits)
     logits[:, 400] = 4.0
@@ -195,7 +195,7 @@ def test_never_above_zero() -> None:
 @kernels
 @pytest.mark.parametrize("softcap", [None, 8.0])
 def test_infinite_logits(softcap: float | None) -> None:
-    """Classes that cannot be have no gradient, but as a label; a row of nothing else is NaN."""
+    """Classes with a logit of -inf have no gradient, except as a label; rows of only such classes are NaN."""
     logits, index = operands((6,), 400)
     with torch.no_grad():
         logits[:, ::3] = -torch.inf
@@ -238,7 +238,7 @@ def test_labels_out_of_range() -> None:
 
 
 def packed(x: torch.Tensor, index: torch.Tensor, function: Callable[..., Any] | None = None) -> torch.Tensor:
-    """A number that depends on log-probabilities and entropies."""
+    """A scalar that depends on log-probabilities and entropies."""
     if function is None:
         log_probs, entropy = F.token_log_probs(x, index, temperature=0.8, return_entropy=True)
     else:
@@ -354,12 +354,12 @@ def test_a_warm_up_compiles_what_calls_need() -> None:
     assert done.by_loss == {"token_log_probs": 2}
     shapes = (41, 24), (300, 24)
     done = cupylosses.warmup("linear_token_log_probs", "bfloat16", shapes, max_memory=SMALL, device=place)
-    assert done.by_loss == {"linear_token_log_probs": 3}  # one rounds the sum of the weight's gradients
+    assert done.by_loss == {"linear_token_log_probs": 3}  # one kernel rounds the sum of the weight's gradients
 
 
 @pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
 def test_kernels_compile() -> None:
-    """For the oldest and newest GPUs and compilers, with accesses of 16 bytes."""
+    """Kernels compile for the oldest and newest GPUs and compilers, with 16-byte accesses."""
     compilers = {x.version[0]: x for x in fast_compilers()}
     forward = {"kind": "unreduced", "layout": "block", "cluster": 4, "entropy": True, "rank": MAX_RANK, "mask": "bool"}
     backward = {"kind": "from_residual", "layout": "subwarp", "capped": True}
@@ -399,9 +399,9 @@ def test_errors(changed: dict[str, Any], error: type[Exception], message: str) -
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Linear form
+# Log-probabilities of a linear layer's output
 
-#: Bytes of a chunk of 8 rows of 320 classes in 16 bits, or of 4 in float32.
+#: Size in bytes of a chunk of 8 rows of 320 classes in 16 bits, or of 4 rows in float32.
 SMALL = 8 * 320 * 2
 
 
@@ -425,7 +425,7 @@ def layer(
 
 
 def linear_agrees(given: dict[str, torch.Tensor], value: float, slope: float, **options: Any) -> None:
-    """Checks values, to this error beside numbers of size 1, and gradients, relative to their norm."""
+    """Checks values, with an error relative to the largest one or to 1, and gradients, relative to their norm."""
     own = {x: options.pop(x) for x in ("logits_dtype", "accumulate_dtype", "max_memory") if x in options}
     leaves = {k: x for k, x in given.items() if x.requires_grad}
     wide = {k: x.detach().double().requires_grad_() for k, x in leaves.items()}
@@ -469,7 +469,7 @@ def test_sizes_that_are_padded(
     logits: str | None, features: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pad_all(monkeypatch)
-    # No other test has these sizes, whose plan would be kept.
+    # No other test may have these sizes, because plans are cached.
     given = layer(dtype="bfloat16", features=features, classes=classes)
     assert chunks.pads_features(41, features, classes, "bfloat16") == (features == 19)
     assert chunks.pads_classes(41, features, classes, "bfloat16") == (classes == 298)
@@ -494,8 +494,9 @@ def test_masks_and_ignored_labels_of_a_layer() -> None:
 @kernels
 @pytest.mark.parametrize("frozen", [(), ("linear_weight",), ("input", "linear_bias")])
 def test_products_and_memory(frozen: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One product per chunk forward, one more and one per factor that requires a gradient backward; and beside results
-    nothing larger than a chunk.
+    """Per chunk, forward takes one product; backward takes one more, and one per factor that requires a gradient.
+
+    Nothing larger than a chunk is allocated, except results.
     """
     given = {k: x.detach().requires_grad_(x.requires_grad and k not in frozen) for k, x in layer(several=2).items()}
     kind, products, shapes = type(torch_device.device_of(given["input"])), [], []
@@ -513,7 +514,7 @@ def test_products_and_memory(frozen: tuple[str, ...], monkeypatch: pytest.Monkey
 @kernels
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_main_grad(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products add to it: nothing of the weight's size is allocated."""
+    """Products add to ``main_grad``: no buffer of the weight's size is allocated."""
     given = layer(dtype=dtype)
     kind, shapes = type(torch_device.device_of(given["input"])), []
     empty = kind.empty
@@ -538,7 +539,7 @@ def test_label_out_of_range_is_named_by_its_place_among_all() -> None:
 
 
 def of_layer(function: Callable[..., Any], given: dict[str, Any]) -> Callable[..., Any]:
-    """A number as a function of features and weight; ``function`` gives log-probabilities and entropies of a layer."""
+    """Returns a scalar function of features and weight; ``function`` returns log-probabilities and entropies."""
 
     def value(x: torch.Tensor, w: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
         log_probs, entropy = function(x, w, given["index"] if index is None else index)

@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def each_in_turn(values: Sequence[str]) -> Any:
-    """Each of these values with one of the representatives in turn; with ``--thorough``, with every one."""
+    """Parametrizes a test over values, each with one representative in turn; with ``--thorough``, with every one."""
 
     def parametrize(test: Callable[..., None]) -> Callable[..., None]:
         (name,) = (x for x in inspect.signature(test).parameters if x != "loss")
@@ -45,7 +45,7 @@ def launches(call: Callable[[], Any]) -> int:
 
 
 def test_switch() -> None:
-    """Within the block kernels run, before and after it the formulas; blocks may be nested."""
+    """Kernels run inside the ``with`` block, formulas before and after it; blocks may be nested."""
     loss = FEWEST
     operands = samples.operands(loss, loss.values(), ("float32",) * len(loss.operands), [(5, 7)] * len(loss.operands))
     function = by_position(loss)
@@ -80,7 +80,7 @@ print(host.active(), host.counters.launches)
 
 
 def test_kernels_of_one_pass() -> None:
-    """Forward, and a check in backward; the check computes an unexpected gradient."""
+    """Forward takes one launch; backward takes a check, which recomputes the gradient if grad_output is unexpected."""
     x, y = torch.rand(9, requires_grad=True), torch.rand(9)
     with host.execution():
         value = F.mse_loss(x, y)
@@ -107,7 +107,7 @@ def test_products_with_second_derivatives_leave_out_what_nobody_asks_for() -> No
             return torch.autograd.grad(first, x, torch.ones(9), retain_graph=True, create_graph=create_graph)[0]
 
         expected = product(True).detach()
-        # Of the gradients alone, and of the value with the gradients, which the second launch compares.
+        # One launch for the gradients alone. With a graph, one for value and gradients, and one that checks these.
         assert launches(lambda: product(False)) == 1
         assert launches(lambda: product(True)) == 2
         assert same_bits(product(False), expected)
@@ -119,7 +119,7 @@ def test_products_with_second_derivatives_leave_out_what_nobody_asks_for() -> No
 
 
 def test_autocast() -> None:
-    """As on a GPU: operands are read unconverted, the result is float32. A plan is not used in the other mode."""
+    """As on a GPU, operands are read unconverted, and the result is float32. The two modes share no plan."""
     x = torch.rand(9, dtype=torch.bfloat16)
     with host.execution():
         for enabled in (False, True, False):
@@ -140,7 +140,7 @@ def test_each_warp_answers_for_its_own_part(loss: Loss, layout: str) -> None:
 
 @each_in_turn(["contiguous", "sliced", "row", "column"])
 def test_one_pass_or_two(loss: Loss, layout: str) -> None:
-    """Several blocks, groups and tails."""
+    """One shape has several blocks and chunks and a tail; the other is a single partial batch."""
     for shape in ((33, 131), (1, 3)):
         with host.execution(seed=1):
             properties.writes_one_gradient_in_one_pass_or_two(
@@ -150,7 +150,7 @@ def test_one_pass_or_two(loss: Loss, layout: str) -> None:
 
 @each_in_turn(["none", "mean"])
 def test_more_batches_than_groups(loss: Loss, reduction: str) -> None:
-    """Cases that otherwise need millions of elements: groups of many batches, lanes of many runs."""
+    """Cases that otherwise need millions of elements: many batches per chunk, and many runs per lane."""
     for size in (10_301, 20_001):
         with host_properties.few_groups(), host.execution(seed=1):
             properties.agrees_with_truth(getattr(F, loss.name), loss, shape=(size,), reduction=reduction)

@@ -56,13 +56,13 @@ def _floating(x: Any) -> bool:
 
 
 def holds(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], given: Arguments) -> None:
-    """Value and gradient match torch's function in float64; torch has no kernels of 16 bits on the CPU."""
+    """Checks value and gradient against torch's function in float64: torch has no 16-bit kernels on the CPU."""
     found = graded(ours, given)
     expected = graded(theirs, {n: x.cpu().double() if _floating(x) else _on_cpu(x) for n, x in given.items()})
     assert found[0].dtype == given["input"].dtype
     for a, b in zip(found, expected, strict=True):
         assert a.shape == b.shape
-        # In float64 torch's own errors are no smaller.
+        # In float64, torch's own errors are no smaller, so the default tolerances apply.
         eps = {} if a.dtype == torch.float64 else dict.fromkeys(("rtol", "atol"), 4 * torch.finfo(a.dtype).eps)
         torch.testing.assert_close(a.double().cpu(), b, equal_nan=True, **eps)
 
@@ -75,16 +75,16 @@ def _on_cpu(x: Any) -> Any:
 @devices
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_functions(definition: MarginLoss, dtype: str, device: str) -> None:
-    """Every sample, and in kernels, which are compiled for each setting again, a few of them."""
+    """Formulas run every sample; kernels run a few, because they are compiled for each setting."""
     found = list(samples(definition, device, getattr(torch, dtype)))
     assert found
-    # Others for each dtype.
+    # Each dtype gets other samples.
     step = max(1, len(found) // (6 if dtype == "float32" else 2))
     some = found[FLOATING.index(dtype) :: step]
     for given in short_or_full(some if host.active() or device == "cuda" else found, found):
         single = given["input"].dim() == 1 and given["target"].shape == (1,) and given.get("reduction") == "none"
         if given["input"].dim() == 0 or (single and not definition.several):
-            # As docs/differences.md says.
+            # Listed in docs/differences.md.
             with pytest.raises(ValueError, match=r"needs a class dimension|`target` must have the shape"):
                 getattr(F, definition.name)(**given)
         else:
@@ -92,7 +92,7 @@ def test_functions(definition: MarginLoss, dtype: str, device: str) -> None:
 
 
 def modules(definition: MarginLoss) -> Iterator[tuple[torch.nn.Module, torch.nn.Module, Any, Any]]:
-    """Our Module and torch's, made alike, the operands of a call, and torch's reference for it."""
+    """Our Module and torch's with the same arguments, the operands of a call, and torch's reference for it."""
     info = opinfo.databases()[1][definition.class_name]
     torch.manual_seed(0)
     for given in info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True):
@@ -117,7 +117,7 @@ def test_modules(definition: MarginLoss) -> None:
 
 @each_twin
 def test_errors(definition: MarginLoss) -> None:
-    """Arguments that torch refuses are refused, but for those of docs/differences.md."""
+    """Arguments that torch refuses are refused."""
     info = opinfo.databases()[0][str(definition.torch)]
     if info.error_inputs_func is None:
         pytest.skip("torch has no error inputs")

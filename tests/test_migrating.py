@@ -1,4 +1,4 @@
-"""Losses of other libraries: the pairs of docs/migrating.md return the same, and presets have the published numbers."""
+"""Other libraries' losses: the call pairs of docs/migrating.md return the same, and presets the published values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cupylosses import functional as F
 from cupylosses.definition.registry import registry
 from cupylosses.engines.regions.definition import RegionLoss
 
-#: Of a value, and of a gradient relative to its largest element. Some libraries compute in float32.
+#: Accepted error of a value, and of a gradient relative to its largest element. Some libraries compute in float32.
 TOLERANCE = 1e-6
 
 every_pair = pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_library_returns_the_same(section: Section, pair: Pair, operands: Ma
             torch.testing.assert_close(ours_gradients[name], gradient, rtol=0, atol=TOLERANCE * scale, msg=name)
 
 
-#: Section, library's call, and ours, of labels of which some are ignored.
+#: Section, the library's call, and ours, for labels some of which are ignored.
 IGNORING = [
     (
         "MONAI",
@@ -111,7 +111,7 @@ def test_the_page_names_every_preset() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Numbers
+# Published values
 
 every_row = pytest.mark.parametrize(
     "row", libraries.ROWS, ids=[f"{x.function}-{x.preset}-{i}" for i, x in enumerate(libraries.ROWS)]
@@ -119,7 +119,7 @@ every_row = pytest.mark.parametrize(
 
 
 def shipped(function: str, preset: str | None, options: Mapping[str, Any]) -> Callable[..., Tensor]:
-    """A function of the library with a preset."""
+    """Returns a function of this library, bound to a preset and options."""
     given = dict(options)
     for name in {"class_weight", "weight"} & given.keys():
         given[name] = torch.tensor(given[name], dtype=torch.float64)

@@ -1,9 +1,9 @@
-"""Seeded defects in the kernels and in the code that drives them: the checks of losses on the host must notice each.
+"""Mutation tests: checks on the host must notice each defect seeded in the kernels or in the code that drives them.
 
-The battery holds checks of the suite and none made for a mutant: functions of ``cupylosses.testing`` that other tests
-call for every representative, or for every loss. Here one representative is enough, and shapes are the smallest that
-reach several blocks, groups and slices, and a tail. A mutant names the checks that must fail; others do not run,
-because each kernel of a mutant is compiled.
+The battery consists of checks of the suite, none of them made for a mutant: functions of ``cupylosses.testing`` that
+other tests call for every representative, or for every loss. Here one representative is enough, and shapes are the
+smallest that reach several blocks, chunks and slices, and a tail. A mutant names the checks that must fail; others do
+not run, because each kernel of a mutant is compiled.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ pytestmark = [
 # The battery
 
 
-#: A representative, which passes through every check, with labels: they are narrow enough to lie beyond 32 bits.
+#: A representative that every check accepts. Its operands may be labels, narrow enough for offsets beyond 32 bits.
 FUNCTION = next(
     getattr(F, x.name) for x in representatives() if len(x.operands) == 2 and all(y.integer for y in x.operands)
 )
 
-#: Orders of threads, grids, and groups of one batch or of several.
+#: Executions that differ in the order of threads, in the grid, and in the number of batches per chunk, one or several.
 EXECUTIONS: tuple[tuple[Callable[[], Any], dict[str, int]], ...] = (
     (nullcontext, {"seed": 1}),
     (host_properties.few_groups, {"seed": 2, "processors": 1}),
@@ -65,7 +65,7 @@ EXECUTIONS: tuple[tuple[Callable[[], Any], dict[str, int]], ...] = (
 
 
 def executed(check: Callable[..., None], function: Any = FUNCTION, **setting: Any) -> Callable[[], None]:
-    """A property of ``properties``, in every execution."""
+    """Returns a check of a property of ``properties`` in every execution."""
 
     def run() -> None:
         for groups, chosen in EXECUTIONS:
@@ -76,7 +76,7 @@ def executed(check: Callable[..., None], function: Any = FUNCTION, **setting: An
 
 
 def truth(*shapes: tuple[int, ...], **setting: Any) -> Callable[[], None]:
-    """Value and gradients against the truth, for several shapes with the same kernels."""
+    """Returns a check of value and gradients against the truth, for several shapes with the same kernels."""
     checks = [executed(properties.agrees_with_truth, shape=shape, **setting) for shape in shapes]
 
     def run() -> None:
@@ -87,7 +87,7 @@ def truth(*shapes: tuple[int, ...], **setting: Any) -> Callable[[], None]:
 
 
 def masked(**setting: Any) -> Callable[[], None]:
-    """Value and gradients against the truth with a mask."""
+    """Returns a check of value and gradients against the truth, with a mask."""
 
     def check(function: Any, loss: Loss) -> None:
         properties.agrees_with_truth(function, modified(loss, mask=True), **setting)
@@ -96,7 +96,10 @@ def masked(**setting: Any) -> Callable[[], None]:
 
 
 def weighted(**setting: Any) -> Callable[[], None]:
-    """Value and gradients, of the weights, too, against the truth: a sum of their own where they are broadcast."""
+    """Returns a check of value and gradients against the truth, with weights.
+
+    The gradient of broadcast weights is a sum of its own.
+    """
 
     def check(function: Any, loss: Loss) -> None:
         properties.agrees_with_truth(function, modified(loss, weight="array"), **setting)
@@ -116,12 +119,12 @@ def every_second_of_rows_apart() -> None:
     assert all(map(torch.equal, found.gradients, expected.gradients))
 
 
-#: With a value per row, too.
+#: Setting that returns a value per row.
 PER_ROW = {"reduction": "none"}
 
 
 def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any], **how: Any) -> Callable[[], None]:
-    """A property of ``row_properties`` in one layout, with each of these settings, on logits drawn in some way."""
+    """Returns a check of a property of ``row_properties`` in one layout, with each setting; ``how`` draws logits."""
 
     def run() -> None:
         with host.execution(seed=1):
@@ -132,20 +135,20 @@ def rows(check: Callable[..., None], layout: str, *settings: dict[str, Any], **h
 
 
 def streamed() -> None:
-    """A value alone, with rows read as if there were many."""
+    """Forward only, with rows read in parts as if there were many."""
     with host.execution(seed=1), row_properties.parts():
         row_properties.value_agrees_with_truth(row_properties.draw((3, 4507), 1))
 
 
 def pipelined() -> None:
-    """Values alone of short rows, by warps that take several and by warps that share one."""
+    """Forward only, of short rows: warps that process several rows each, and warps that share a row."""
     with host.execution(seed=1), row_properties.pipelined():
         for shape in ((70, 128), (21, 1104)):
             row_properties.value_agrees_with_truth(row_properties.draw(shape, 1))
 
 
 def cut_by_tiles() -> None:
-    """Tiles of gradients that begin within a row."""
+    """Tiles of gradients that start within a row."""
     with host.execution(seed=1):
         row_properties.agrees_with_truth(row_properties.draw((129, 300), 1, loss="nll_loss"))
 
@@ -161,13 +164,13 @@ def tallied(classes: int) -> Callable[[], None]:
 
 
 def several_edges() -> None:
-    """Lanes that take several elements at the ends of a row."""
+    """Lanes that process several elements at the ends of a row."""
     with host.execution(seed=1), row_properties.few_lanes_share_rows():
         row_properties.agrees_with_truth(row_properties.draw((65, 37), 1, dtype="bfloat16"))
 
 
 def in_registers(shape: tuple[int, ...], **how: Any) -> Callable[[], None]:
-    """Rows that go to registers, though they are few."""
+    """Returns a check of rows that are held in registers, although there are few."""
 
     def run() -> None:
         with host.execution(seed=1), row_properties.few_rows_are_many():
@@ -177,7 +180,7 @@ def in_registers(shape: tuple[int, ...], **how: Any) -> Callable[[], None]:
 
 
 def with_small_gaps() -> None:
-    """Rows with gaps between them, but not behind the last class of the last one, where memory ends."""
+    """Rows with gaps between them. Memory ends with the last class of the last row."""
     memory = torch.randn(162 * 7 + 5, generator=torch.Generator().manual_seed(0)).half()
     rows = row_properties.Drawn(memory.as_strided((163, 5), (7, 1)), torch.arange(163) % 5, 1)
     with host.execution(seed=1), row_properties.few_rows_are_many():
@@ -185,20 +188,20 @@ def with_small_gaps() -> None:
 
 
 def copied() -> None:
-    """A copy whose fastest dimension is another one, with tiles that are cut on both sides."""
+    """A copy with another fastest dimension, in tiles that are partial along both dimensions."""
     x = torch.arange(2 * 9 * 1033).view(2, 9, 1033)
     with host.execution(seed=1), mock.patch.object(relayout, "LEAST", 1):
         assert torch.equal(torch_device.copied(x, (9 * 1033, 1, 9)), x)
 
 
 def second_in_registers() -> None:
-    """Second derivatives of rows whose warp moves them together."""
+    """Second derivatives of rows that a warp loads and stores together."""
     with host.execution(seed=1), row_properties.few_rows_are_many():
         row_properties.second_agrees_with_truth(row_properties.draw((163, 6), 1))
 
 
 def second_of_impossible_classes() -> None:
-    """A logit of -inf has no second derivative, though its direction is infinite, and leaves others alone."""
+    """The second derivative of a logit of -inf is 0, even in an infinite direction; others are not affected."""
     x, v = torch.randn(2, 3, 43, generator=torch.Generator().manual_seed(0))
     x[:, 2], v[:, 2] = -inf, inf
     x.requires_grad_()
@@ -210,20 +213,20 @@ def second_of_impossible_classes() -> None:
 
 
 def sliced() -> None:
-    """Rows of two tiles that blocks share by slices, one of which has a part of both."""
+    """Rows of two tiles that blocks share in slices, one of which contains a part of both tiles."""
     with row_properties.few_slices(5), host.execution(seed=1):
         row_properties.agrees_with_truth(row_properties.draw((2, 1025, 40), 1))
 
 
 def few_teams() -> None:
-    """Threads that take many groups of rows, launch after launch."""
+    """Threads that claim many groups of rows, in one launch after another."""
     with row_properties.blocks(2, "cpu"):
         for seed in range(2):
             row_properties.agrees_with_truth(row_properties.draw((163, 43), 1, seed=seed))
 
 
 def terms(check: Callable[..., None], row_loss: str, layout: str, **drawn: Any) -> Callable[[], None]:
-    """A property of ``tools/softmax/properties.py`` for one loss in one layout."""
+    """Returns a check of a property of ``tools/softmax/properties.py`` for one loss in one layout."""
 
     def run() -> None:
         with term_properties.term_chip(), host.execution(seed=1):
@@ -233,7 +236,7 @@ def terms(check: Callable[..., None], row_loss: str, layout: str, **drawn: Any) 
 
 
 def of_shape(check: Callable[..., None], layout: str) -> Callable[[], None]:
-    """A property of ``tools/softmax/properties.py`` that takes a shape."""
+    """Returns a check of a property of ``tools/softmax/properties.py`` that has a shape as its argument."""
 
     def run() -> None:
         with term_properties.term_chip(), host.execution(seed=1):
@@ -243,7 +246,7 @@ def of_shape(check: Callable[..., None], layout: str) -> Callable[[], None]:
 
 
 def hosted(check: Callable[..., None], *settings: tuple[Any, ...]) -> Callable[[], None]:
-    """A property with each of these arguments."""
+    """Returns a check of a property with each of these argument tuples."""
 
     def run() -> None:
         with host.execution(seed=1):
@@ -253,8 +256,8 @@ def hosted(check: Callable[..., None], *settings: tuple[Any, ...]) -> Callable[[
     return run
 
 
-#: One element; one block of several groups; several blocks; whole batches but for one element; several batches in each
-#: group.
+#: One element; one block of several chunks; several blocks; whole batches except for one element; several batches per
+#: chunk.
 SIZES = ((1,), (1001,), (2503,), (2559,), (10301,))
 
 BATTERY: dict[str, Callable[[], None]] = {
@@ -273,7 +276,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "truth, row": truth((67, 129), (1301, 5), layout="row"),
     "truth, row, elements": truth((67, 129), (1301, 5), layout="row", reduction="none"),
     "truth, column": truth((67, 129), layout="column"),
-    # Rows that are joined until vectors divide them, and such that share vectors.
+    # Rows that are joined until vectors divide them, and rows that share vectors.
     "truth, odd rows": truth((1801, 33), layout="row"),
     "truth, long odd rows": truth((17, 3077), layout="column"),
     "truth, sums of odd rows": truth((2001, 9), dtypes=("bfloat16",), layout="column"),
@@ -417,7 +420,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "records": partial(host_properties.goes_by_the_note_of_each_warp, FUNCTION, FUNCTION.loss, shape=(2503,)),
 }
 
-#: Exceptions of a check that notices. Any other exception is a defect of the mutant.
+#: Exceptions with which a check reports a defect. Any other exception is an error in the mutant itself.
 CAUGHT = (AssertionError, host.KernelFault)
 
 
@@ -441,8 +444,8 @@ def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> No
             pytest.fail(f"{mutant.name}: not noticed by {check}")
 
 
-#: AddressSanitizer ends the process at an error, with status 1: there is one process per mutant. They are forked,
-#: because importing torch takes long in a build with AddressSanitizer.
+#: AddressSanitizer ends the process with status 1 at the first error, so each mutant has a process of its own. These
+#: processes are forked, because importing torch takes long in a build with AddressSanitizer.
 SANITIZED = """
 import runpy, sys
 sys.argv = ["host", "--sanitize", "address", "--", "-c", {program!r}]
@@ -482,18 +485,18 @@ for mutant in OUTSIDE:
 @pytest.mark.programs
 def test_accesses_outside_of_an_allocation_are_caught(python: Callable[..., str]) -> None:
     program = OUTCOMES.format(tests=str(Path(__file__).resolve().parent))
-    # Nobody reads the report: finding the names in it takes longer than the checks.
+    # Nobody reads the report, and symbolizing it takes longer than the checks.
     found = python(SANITIZED.format(program=program), ASAN_OPTIONS="symbolize=0").split()
     assert found == ["0", "1", *["1"] * len(OUTSIDE)], "the right library, a wrong kernel, then the mutants"
 
 
 def test_mutants_are_undone() -> None:
     def names() -> dict[str, dict[str, int]]:
-        """Every module of the library with the values of its names."""
+        """Names of every module of the library, with the identities of their values."""
         modules = {n: dict(vars(x)) for n, x in sys.modules.items() if n.startswith("cupylosses.")}
         return {n: {k: id(v) for k, v in x.items()} for n, x in modules.items()}
 
-    # Modules that are imported when they are first needed are no change.
+    # Lazily imported modules are imported first, so that they do not count as changes.
     for mutant in MUTANTS:
         if mutant.file.endswith(".py"):
             import_module(mutant.file.removesuffix(".py").replace("/", "."))

@@ -1,4 +1,4 @@
-"""The Modules: torch's own if torch has them, with all common arguments, and each derived from a definition."""
+"""Modules: derived from definitions, subclasses of torch's own Modules if torch has them, with all common arguments."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def settings(loss: Loss) -> Iterator[dict[str, Any]]:
 
 
 def kept_tensors(loss: Loss) -> dict[str, Tensor]:
-    """A tensor for each option of a Module that may be one."""
+    """A tensor for each option of a Module that may be a tensor."""
     return {x: rows(i) for i, x in enumerate(loss.kept) if x == "weight" or x in {o.name for o in loss.operands}}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the classes are
+# The classes
 
 
 def test_there_is_a_module_for_each_loss_and_nothing_else() -> None:
@@ -102,7 +102,7 @@ def test_module_is_of_its_function(loss: Loss) -> None:
 
 
 def test_every_twin_is_found(loss: Loss) -> None:
-    """A torch Module that calls torch's function of this loss has the name in the definition."""
+    """If a torch Module calls torch's function of this loss, the definition names that Module."""
     if loss.torch:
         callers = [
             name
@@ -232,7 +232,7 @@ def test_a_subclass_of_a_user(loss: Loss) -> None:
 
 @twins
 def test_results_are_torchs(loss: Loss) -> None:
-    """By the formula, since a Module only passes on its arguments."""
+    """The formula is enough, since a Module only passes on its arguments."""
     for options in settings(loss):
         values = {k: v for k, v in options.items() if k in loss.values()}
         ours, theirs = own(loss)(**options), twin(loss)(**options)
@@ -290,7 +290,7 @@ def test_keywords_of_a_call(loss: Loss, which: str, device: str) -> None:
     given, xs = added(device)[which], operands(loss, device=device)
     found = own(loss)()(*xs, **given)
     assert same_bits(found, getattr(F, loss.name)(**named(loss, xs), **given))
-    # torch's mean with a weight, if it has one, is the weighted mean, which a number leaves unchanged.
+    # If torch's mean divides by the weights, a weight that is one number leaves it unchanged.
     changes = which not in ("out_dtype", *(["number"] if loss.mean_of_weights else []))
     assert not changes or not torch.equal(found.double(), own(loss)()(*xs).double())
 

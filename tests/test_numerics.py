@@ -1,7 +1,7 @@
 """Points where torch's losses lose digits, overflow, or become NaN: the loss and its gradient there.
 
-The numbers are exact limits, or were computed with 40 digits. Each point is tried on the reference path and on the
-kernels' formula, which is compiled alone.
+The expected numbers are exact limits, or were computed with 40 digits. Each point is checked on the reference path and
+on the kernels' formula, which is compiled on its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def at(name: str, device: str, dtype: str, operands: Sequence[float], **options:
 def check(
     name: str, device: str, dtype: str, operands: Sequence[float], expected: Sequence[float], **options: Any
 ) -> None:
-    """Checks the loss and its derivatives at a point; only the listed derivatives."""
+    """Checks the loss at a point, and as many of its derivatives as ``expected`` lists."""
     found = at(name, device, dtype, operands, **options)[: len(expected)]
     error = EPSILONS * torch.finfo(getattr(torch, dtype)).eps
     for a, b in zip(found, expected, strict=True):
@@ -62,20 +62,20 @@ def check(
 @pytest.mark.parametrize(
     ("operands", "expected"),
     [
-        # Perfect: the derivative is not 0, unlike torch's.
+        # Perfect predictions: the derivative is not 0, unlike torch's.
         ((0.0, 0.0), (0.0, 1.0, 100.0)),
         ((1.0, 1.0), (0.0, -1.0, -100.0)),
-        # Wrong: the logarithm and the derivatives are bounded, including the label's, which torch has as infinite.
+        # Wrong predictions: logarithm and derivatives are bounded, including the label's, which is infinite in torch.
         ((0.0, 1.0), (100.0, -1e12, 100.0)),
         ((1.0, 0.0), (100.0, 1e12, -100.0)),
-        # Tiny: torch has 1e-18 where the derivative is 1, because it divides by p (1 - p).
+        # Tiny probabilities: torch returns 1e-18 where the derivative is 1, because it divides by p (1 - p).
         ((2.0**-100, 0.0), (7.888609052210118e-31, 1.0, 69.31471805599453)),
         ((2.0**-100, 1.0), (69.31471805599453, -1e12, 69.31471805599453)),
         ((2.0**-30, 0.0), (9.313225750491594e-10, 1.0000000009313226, 20.794415415867036)),
         ((2.0**-30, 1.0), (20.79441541679836, -(2.0**30), 20.794415415867036)),
         ((1 - 2.0**-24, 1.0), (5.960464655174753e-08, -1.0000000596046483)),
         ((0.5, 0.25), (log(2), 1.0, 0.0)),
-        # No probability: torch raises, ends the context of a GPU, or compiled returns a negative loss.
+        # Not a probability: torch raises, ends the CUDA context or, if compiled, returns a negative loss.
         *[(x, (nan, nan, nan)) for x in ((1.5, 1.0), (-0.5, 0.0), (0.5, 2.0), (0.5, -1.0), (nan, 0.0), (0.5, nan))],
     ],
 )
@@ -89,7 +89,7 @@ def test_bce_is_no_negative_zero(device: str) -> None:
 
 
 def test_bce_gradient_in_half_is_scaled_before_it_is_rounded(device: str) -> None:
-    """torch's is -inf in float16, whatever it is multiplied with."""
+    """torch's gradient is -inf in float16, whatever it is multiplied by."""
     probability = torch.zeros(1, dtype=torch.float16, device=device, requires_grad=True)
     loss = F.binary_cross_entropy(probability, torch.ones_like(probability), reduction="none")
     loss.backward(torch.full_like(loss, 2.0**-24))
@@ -102,7 +102,7 @@ def test_bce_gradient_in_half_is_scaled_before_it_is_rounded(device: str) -> Non
     ["bool", "uint8", "int64", "bfloat16", "float64"],
 )
 def test_labels_of_any_dtype(name: str, dtype: str, device: str) -> None:
-    """torch raises for integers and bools, and returns what a narrow label makes of the loss."""
+    """torch raises for integers and bools, and returns its loss of logits in the dtype of a narrow label."""
     prediction = torch.tensor([0.25, 0.75, 0.5], device=device)
     label = torch.tensor([0.0, 1.0, 1.0], device=device)
     found = getattr(F, name)(prediction, label.to(getattr(torch, dtype)))
@@ -114,7 +114,7 @@ def test_labels_of_any_dtype(name: str, dtype: str, device: str) -> None:
 # Logits
 
 LOGITS = [
-    # Right and confident: torch's derivative is 0.
+    # Confident and right: torch's derivative is 0.
     ((17.0, 1.0), (4.139937633089748e-08, -4.1399375473943306e-08, -17.0)),
     ((-17.0, 0.0), (4.139937633089748e-08, 4.1399375473943306e-08, 17.0)),
     ((80.0, 1.0), (1.8048513878454153e-35, -1.8048513878454153e-35, -80.0)),
@@ -123,7 +123,7 @@ LOGITS = [
     ((3e38, 0.0), (3e38, 1.0, -3e38)),
     ((0.0, 0.5), (log(2), 0.0, 0.0)),
     ((3.0, 2.0), (-2.951412648426258, -1.0474258731775667, -3.0)),
-    # Infinite: torch has NaN in four of these.
+    # Infinite logits: torch returns NaN in four of these cases.
     ((inf, 0.0), (inf, 1.0, -inf)),
     ((inf, 0.5), (inf, 0.5, -inf)),
     ((inf, 1.0), (0.0, 0.0, 0.0)),
@@ -165,7 +165,7 @@ def test_weight_of_the_label_1(operands: Sequence[float], expected: Sequence[flo
 
 @pytest.mark.parametrize(("logit", "label"), [(10.0, 1.0), (-10.0, 0.0)])
 def test_confident_logits_in_half(logit: float, label: float, device: str) -> None:
-    """torch's float16 gives 0 for one of value and gradient of each."""
+    """In float16, torch returns 0 for either the value or the gradient of each."""
     value, slope, _ = at("binary_cross_entropy_with_logits", device, "float16", (logit, label))
     assert value == abs(slope) == torch.tensor(4.54e-5, dtype=torch.float16).item()
 
@@ -214,7 +214,7 @@ def test_soft_margin_in_half(device: str) -> None:
         ((0.25, 1.0), (0.25, 1.0, 0.0)),
         ((inf, -1.0), (0.0, 0.0, 0.0)),
         ((-inf, 1.0), (-inf, 1.0, 0.0)),
-        # Any label has a sign except 0, for which torch adds both branches; and torch has a gradient of 1 for NaN.
+        # Every label but 0 has a sign. For 0, torch adds both branches; for NaN, torch's gradient is 1.
         ((0.25, 2.0**-40), (0.25, 1.0, 0.0)),
         ((0.25, -(2.0**-40)), (0.75, -1.0, 0.0)),
         ((0.25, 0.0), (nan, nan, nan)),
@@ -235,7 +235,7 @@ def test_hinge_embedding(operands: Sequence[float], expected: Sequence[float], d
         ((1.5, 1.0, -1.0), (0.5, 1.0, -1.0, -0.5)),
         ((inf, 0.0, 1.0), (0.0, 0.0, 0.0, 0.0)),
         ((0.0, inf, 1.0), (inf, -1.0, 1.0, inf)),
-        # torch's gradients are finite.
+        # Here torch's gradients are finite.
         ((nan, 0.0, 1.0), (nan, nan, nan, nan)),
         ((inf, inf, 1.0), (nan, nan, nan, nan)),
     ],
@@ -253,13 +253,13 @@ def test_margin_ranking(operands: Sequence[float], expected: Sequence[float], dt
     ("operands", "full", "expected"),
     [
         ((0.0, 2.0), False, (1.0, -1.0, 0.0)),
-        # A rate of 0 and no count: NaN in torch.
+        # A rate of 0 and a count of 0: NaN in torch.
         ((-inf, 0.0), False, (0.0, 0.0, 0.0)),
         ((-inf, 1.0), False, (inf, -1.0, inf)),
         ((inf, 0.0), False, (inf, inf, 0.0)),
         ((nan, 0.0), False, (nan, nan, nan)),
         ((0.0, nan), False, (nan, nan, nan)),
-        # Stirling's formula where torch has it; at 0 torch's derivative with respect to the count is NaN.
+        # Stirling's formula, for the counts for which torch uses it; at 0, torch's derivative for the count is NaN.
         ((-1.0, 0.0), True, (0.36787944117144233, 0.36787944117144233, 1.0)),
         ((0.0, 0.5), True, (1.0, 0.5, 0.0)),
         ((0.0, 1.0), True, (1.0, 0.0, 0.0)),
@@ -303,7 +303,7 @@ def test_poisson_of_rates(
 @pytest.mark.parametrize(
     ("operands", "expected"),
     [
-        # No rate and no count: NaN in torch.
+        # A rate of 0 and a count of 0: NaN in torch.
         ((0.0, 0.0), (0.0, 1.0, 0.0)),
         ((0.0, 1.0), (inf, -inf, inf)),
         ((2.0, 0.0), (2.0, 1.0, -log(2))),
@@ -317,13 +317,13 @@ def test_poisson_of_rates_as_they_are(
 
 
 def test_poisson_rate_of_0_in_half(device: str) -> None:
-    """torch adds 1e-8 in float16, where it is 0."""
+    """torch adds 1e-8 in float16, where it rounds to 0."""
     assert at("poisson_nll_loss", device, "float16", (0.0, 1.0), log_input=False)[0] == 18.421875
 
 
 @pytest.mark.parametrize("log_input", [True, False])
 def test_poisson_keeps_its_digits_where_the_prediction_is_good(log_input: bool, device: str) -> None:
-    """The remainder of terms of 10^7 is about 8: in float32 torch has lost it."""
+    """Terms of 10^7 cancel to about 8, a remainder that torch loses in float32."""
     count = torch.tensor([1e6], dtype=torch.float32, device=device)
     rate = count * (1 + torch.linspace(-1e-3, 1e-3, 101, device=device))
     rate = rate.log() if log_input else rate
@@ -332,7 +332,7 @@ def test_poisson_keeps_its_digits_where_the_prediction_is_good(log_input: bool, 
         exact = F.poisson_nll_loss(
             rate.cpu().double(), count.cpu().double(), log_input=log_input, full=full, reduction="none", eps=0.0
         )
-        # A rate with a rounding error moves the loss by a relative 1e-5.
+        # A rounding error of the rate changes the loss by a relative 1e-5.
         torch.testing.assert_close(found.cpu().double(), exact, rtol=2e-4, atol=0)
 
 
@@ -378,7 +378,7 @@ def test_gaussian_below_a_variance_of_1(dtype: str, device: str) -> None:
 
 
 def test_gaussian_does_not_overflow_on_the_way(device: str) -> None:
-    """torch squares first, to inf."""
+    """torch squares first, which overflows to inf."""
     assert at("gaussian_nll_loss", device, "float32", (2.0**100, 0.0, 2.0**100))[0] == 2.0**99
 
 
@@ -393,7 +393,7 @@ def test_gaussian_takes_variances_of_any_kind(variance: Any, device: str) -> Non
 
 
 def test_gaussian_in_half(device: str) -> None:
-    """torch divides by 1e-6 in float16, where the quotient is inf."""
+    """torch divides by 1e-6 in float16, so the quotient overflows to inf."""
     mean = torch.tensor([1.0], dtype=torch.float16, device=device)
     zero = torch.zeros_like(mean)
     assert F.gaussian_nll_loss(mean, zero, zero, reduction="sum", out_dtype="float32").item() == pytest.approx(499993.1)
@@ -404,7 +404,7 @@ def test_gaussian_in_half(device: str) -> None:
 
 
 def test_constants_are_rounded_once(device: str) -> None:
-    """1 - quantile of a rounded quantile would be off by 25 units in the last place."""
+    """Computed from a rounded quantile, 1 - quantile would be off by 25 units in the last place."""
     check("quantile_loss", device, "float32", (1.0, 0.0), (0.01, 0.01, -0.01), quantile=0.99)
 
 
@@ -425,7 +425,7 @@ def _half_squares(*points: float) -> list[tuple[float, float]]:
     return [(x, 0.0) for x in points] + [(1.0 + 2.0**-20, 1.0)]
 
 
-#: The published formula, and points in the interior: two operands each that nearly cancel.
+#: By name: the published formula, and interior points, each with two operands; some operands nearly cancel.
 INTERIOR: dict[str, tuple[Any, list[tuple[float, float]]]] = {
     "squared_hinge_loss": (lambda x, y: max(1 - x * y, 0) ** 2, [(0.5, 1.0), (0.5, -1.0), (1 - 2.0**-20, 1.0)]),
     "logistic_loss": (lambda x, y: mpmath.log(1 + mpmath.exp(-x * y)), [(0.5, -1.0), (-80.0, 1.0), (80.0, 1.0)]),
@@ -507,7 +507,7 @@ def test_interior(name: str, dtype: str, device: str) -> None:
         ("sigmoid_focal_loss", (-inf, 1.0), (inf, -0.25)),
         ("asymmetric_loss", (inf, 1.0), (0.0, 0.0)),
         ("asymmetric_loss", (-inf, 1.0), (inf, -1.0)),
-        # At most the clip: neither value nor gradient.
+        # Probabilities up to the clip have neither value nor gradient.
         ("asymmetric_loss", (-4.0, 0.0), (0.0, 0.0)),
         ("asymmetric_loss", (-inf, 0.0), (0.0, 0.0)),
         ("poly1_loss", (inf, 1.0), (0.0, 0.0, 0.0)),
@@ -552,9 +552,7 @@ def test_nan_is_kept(name: str, device: str) -> None:
 
 
 def _general_robust(xp: Any, input: Any, target: Any, alpha: Any, scale: Any) -> Any:
-    """The published formula, with so many digits that neither its limits nor its derivatives need a formula of their
-    own.
-    """
+    """The published formula. With enough digits, its limits and derivatives need no formulas of their own."""
     two = alpha == 2
     alpha = xp.where(two, 3, xp.where(alpha == 0, alpha + mpmath.mpf(10) ** -150, alpha))
     b = xp.where(alpha > 2, alpha - 2, 2 - alpha)
@@ -565,7 +563,7 @@ def _general_robust(xp: Any, input: Any, target: Any, alpha: Any, scale: Any) ->
 @pytest.mark.kernels
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_general_robust(dtype: str) -> None:
-    """Includes points where the truth of the generic tests overflows on the way, or cancels."""
+    """Includes points where intermediate results of the generic tests' truth overflow or cancel."""
     published = replace(F.general_robust_loss.loss, reference=_general_robust)
     alone = formulas.function(published)
     alone.loss = published
@@ -606,7 +604,7 @@ def test_general_robust_limits(operands: Sequence[float], expected: Sequence[flo
 
 @pytest.mark.kernels
 def test_robust_loss_in_16_bits_has_the_same_bits_whichever_gradients_are_wanted() -> None:
-    """Shape and scale have derivatives of their own, beside a path for the value and that of the input."""
+    """Derivatives with respect to shape and scale have code paths apart from the value and the input's derivative."""
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(300, generator=generator).to(KERNELS, torch.float16) * 4 for _ in range(2))
     x.requires_grad_()
@@ -622,7 +620,7 @@ def test_robust_loss_in_16_bits_has_the_same_bits_whichever_gradients_are_wanted
 
 @pytest.mark.kernels
 def test_an_element_in_16_bits_has_the_same_bits_beside_edges() -> None:
-    """Vectors with an edge are evaluated in another way than those without one."""
+    """Vectors that contain an edge are evaluated in another way than vectors without one."""
     generator = torch.Generator().manual_seed(2)
     x, t = (torch.rand(67, generator=generator).add(0.1).to(torch.bfloat16) for _ in range(2))
     edges = {
@@ -657,7 +655,7 @@ def test_an_element_in_16_bits_has_the_same_bits_beside_edges() -> None:
     assert found[0][3] == inf
     assert found[0][8] == 0
     assert found[0][41] == 0.5
-    # A sum takes all of a vector up to its edge again.
+    # For a sum, all elements of a vector up to its edge are evaluated again.
     for a, b in zip(results(*among, "sum")[1:], found[1:], strict=True):
         assert torch.equal(a.isnan(), b.isnan())
         assert torch.equal(a.nan_to_num(), b.nan_to_num())

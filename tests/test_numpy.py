@@ -129,7 +129,7 @@ def test_ordinary_operands_do_not_warn(loss: Loss) -> None:
 @pytest.mark.representatives
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0,), (1, 0), (-1, 0)], ids=str)
 def test_argnums(loss: Loss, argnums: Any) -> None:
-    """A position gives one gradient, a sequence several, in its order."""
+    """For a position, one gradient is returned; for a sequence, several in its order."""
     operands = draw(loss)
     _, everything = cupylosses.value_and_grad(loss.name, *operands, argnums=tuple(range(len(operands))))
     _, found = cupylosses.value_and_grad(loss.name, *operands, argnums=argnums)

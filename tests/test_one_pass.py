@@ -1,6 +1,6 @@
-"""One pass: the forward kernel writes the gradient for an upstream gradient that it can only expect.
+"""One pass: the forward kernel writes the gradient speculatively, for the upstream gradient that it expects.
 
-The gradient must always have the bits of the one that backward computes when nothing was written before.
+The gradient must always have the same bits as one that backward computes without speculation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cupylosses.testing.truth import flushes
 
 pytestmark = [pytest.mark.representatives, pytest.mark.in_turn, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: Upstream gradients of users: the usual, loss scales, negative, beyond float16.
+#: Upstream gradients of users, in turn: the usual 1, another factor, a negative one, and a loss scale.
 GRAD_OUTPUTS = (1.0, 0.5, -3.0, 1.0, 1.0, 1024.0, 1024.0, 1.0)
 
 
@@ -46,7 +46,7 @@ def gradients(value: Tensor, operands: list[Tensor], grad_output: float = 1.0, *
 
 
 def two_passes(loss: Loss, operands: list[Tensor], grad_output: float = 1.0) -> tuple[Tensor, ...]:
-    """The gradients when forward writes none."""
+    """The gradients if forward writes none."""
     with cupylosses.set_one_pass(False):
         return gradients(by_position(loss)(*operands), operands, grad_output)
 
@@ -103,9 +103,9 @@ def test_switch_comes_back_after_an_error(switch: None) -> None:
 def test_gradient_has_the_same_bits_whichever_kernel_wrote_it(
     loss: Loss, function: Callable[..., Tensor], dtype: str
 ) -> None:
-    """Each upstream gradient comes first as a surprise and then as expected."""
+    """Each upstream gradient is unexpected the first time and expected the second time."""
     operands = leaves(loss, dtype)
-    # Beforehand: the next forward expects the upstream gradient of any backward, including that of two passes.
+    # Computed beforehand: forward expects the upstream gradient of the last backward, even of one in two passes.
     expected = {grad_output: two_passes(loss, operands, grad_output) for grad_output in GRAD_OUTPUTS}
     for grad_output in GRAD_OUTPUTS:
         for _ in range(2):
@@ -143,7 +143,7 @@ def test_zero_of_both_signs(loss: Loss, function: Callable[..., Tensor]) -> None
 @pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_lazily_negated_upstream_gradient(loss: Loss, function: Callable[..., Tensor], reduction: str) -> None:
-    """A view with the negative bit differs from its memory."""
+    """The values of a view with the negative bit differ from its memory."""
     operands = leaves(loss)
     value = function(*operands, reduction=reduction)
     found = torch.autograd.grad(value, operands, torch._neg_view(torch.ones_like(value)), retain_graph=True)
@@ -152,7 +152,7 @@ def test_lazily_negated_upstream_gradient(loss: Loss, function: Callable[..., Te
 
 @pytest.mark.kernels
 def test_weighted_sum_of_losses(loss: Loss, function: Callable[..., Tensor]) -> None:
-    """Two calls of one shape share an expectation, and each makes the other's wrong."""
+    """Two calls of one shape share an expected upstream gradient, and each makes it wrong for the other."""
     first, second = leaves(loss), leaves(loss, seed=1)
     for _ in range(3):
         total = 0.25 * function(*first) + 3.0 * function(*second)
@@ -171,7 +171,7 @@ def test_losses_of_one_operand_add_up(loss: Loss, function: Callable[..., Tensor
 
 @pytest.mark.kernels
 def test_loss_scale_that_changes(loss: Loss, function: Callable[..., Tensor]) -> None:
-    """As a gradient scaler changes it: doubled now and then, halved after an overflow."""
+    """The scale changes as a gradient scaler changes it: doubled now and then, halved after an overflow."""
     operands = leaves(loss, "float16")
     for scale in (2.0**k for k in (8, 8, 8, 9, 9, 8, 4, 4, 16, 3)):
         value = function(*operands)
@@ -272,7 +272,7 @@ def test_hooks_see_the_gradient(loss: Loss, function: Callable[..., Tensor]) -> 
 def test_edit_in_place_is_torchs_error(
     loss: Loss, function: Callable[..., Tensor], position: int, one_pass: bool
 ) -> None:
-    """Even if the gradient is already written: the error must not depend on that."""
+    """The error must not depend on whether the gradient is already written."""
     x = torch.rand(33, device=KERNELS, requires_grad=True)
     other = torch.rand(33, device=KERNELS)
     operands = [x * 1.0, other, *[torch.ones_like(other)] * (len(loss.operands) - 2)]
@@ -349,10 +349,10 @@ def test_backward_under_another_stream(loss: Loss, function: Callable[..., Tenso
 def test_operands_offloaded_to_the_host(
     loss: Loss, function: Callable[..., Tensor], layout: str, grad_output: float
 ) -> None:
-    """They come back at another address, and always contiguous."""
+    """Offloaded operands come back at another address, and always contiguous."""
     operands = leaves(loss, layout=layout)
     expected = two_passes(loss, operands, grad_output)
-    # With the expectation at grad_output and at another one: kept and computed again.
+    # If forward expects grad_output, its gradients are kept; otherwise backward computes them again.
     for before in (grad_output, 7.0):
         gradients(function(*operands), operands, before)
         with torch.autograd.graph.save_on_cpu():
@@ -361,7 +361,7 @@ def test_operands_offloaded_to_the_host(
             torch.testing.assert_close(found, exact)
 
 
-#: Elements by which an operand is away from an aligned address, before and after, and the reduction.
+#: Misalignment of an operand in elements, before and after the hook, and the reduction.
 EVERY_OFFSET = list(product(range(4), range(4), ["none", "mean"]))
 
 
@@ -373,7 +373,7 @@ EVERY_OFFSET = list(product(range(4), range(4), ["none", "mean"]))
 def test_operands_that_come_back_misaligned(
     loss: Loss, function: Callable[..., Tensor], before: int, after: int, reduction: str
 ) -> None:
-    """A hook may return a saved tensor anywhere in its own memory; 8-byte loads of 4-byte addresses fail."""
+    """A hook may return a saved tensor anywhere in memory; 8-byte loads from addresses aligned to 4 bytes fail."""
 
     def place(x: Tensor, offset: int) -> Tensor:
         memory = torch.empty(x.numel() + offset, device=x.device)
@@ -461,7 +461,7 @@ def test_promise_survives_a_create_graph_pass(loss: Loss, function: Callable[...
 @pytest.mark.kernels
 @pytest.mark.parametrize("enabled", [True, False])
 def test_switch_between_forward_and_backward(loss: Loss, function: Callable[..., Tensor], enabled: bool) -> None:
-    """Backward follows forward's setting."""
+    """Backward uses the setting with which forward ran."""
     operands = leaves(loss)
     with cupylosses.set_one_pass(enabled):
         value = function(*operands)

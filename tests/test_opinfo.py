@@ -1,7 +1,8 @@
 """Every loss that torch has, judged by torch's own test data: OpInfos and ModuleInfos.
 
-Reference formulas run all of it in float32 and a third of it in every other dtype; kernels a part in float32, and on a
-GPU in one more dtype.
+Without ``--thorough``, reference formulas get all samples in float32 and a third of them in every other dtype; kernels
+get a part in float32, and on a GPU in one more dtype. ``test_functions`` takes every third of these, except those of
+kernels in float32.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*broadcast", "ignore:.*size_average", "ignore:Using a target size"),
 ]
 
-#: The page for users, in one line.
+#: Text of docs/differences.md, in one line.
 DIFFERENCES = " ".join((ROOT / "docs" / "differences.md").read_text(encoding="utf-8").split())
 
 TWINS = {x.name: x for x in registry(Loss).values() if x.torch}
@@ -47,8 +48,9 @@ DTYPES = (*FLOATING, "others")
 
 
 def everywhere(*dtypes: str) -> Any:
-    """Every loss by the reference formulas in these dtypes, by kernels in float32, and on GPUs in the others in turn:
-    a formula's arithmetic in each dtype is that of test_formulas.py.
+    """Parametrizes a test over every loss: formulas in these dtypes, kernels in float32, GPUs in the others in turn.
+
+    The arithmetic of each formula in each dtype is tested in test_formulas.py.
     """
     twins, others = list(TWINS.values()), [x for x in dtypes if x != "float32"]
     cases = [
@@ -89,7 +91,7 @@ def test_functions(loss: Loss, device: str, dtype: str) -> None:
 
 @each_twin
 def test_gradients_that_torch_lacks(loss: Loss) -> None:
-    """Gradients that torch lacks are the slope of the value."""
+    """Gradients that torch lacks match finite differences of the value."""
     checked = set()
     for sample in given(loss, "cpu", "float64"):
         theirs = opinfo.model(sample)
@@ -106,7 +108,7 @@ def test_gradients_that_torch_lacks(loss: Loss) -> None:
 
 @each_twin
 def test_numpy_references(loss: Loss) -> None:
-    """torch's references in NumPy, for torch tensors and for NumPy arrays."""
+    """Values match torch's references in NumPy, for torch tensors and for NumPy arrays."""
     reference = opinfo.databases()[0][str(loss.torch)].ref
     if reference is None:
         pytest.skip("torch has no reference in NumPy")
@@ -174,7 +176,7 @@ def test_errors_of_modules(loss: Loss) -> None:
 
 @pytest.mark.parametrize("known", opinfo.DIFFERENCES, ids=lambda x: x.reason)
 def test_listed_difference(known: opinfo.Difference) -> None:
-    """Each named loss differs in a sample, which then must differ, and the page for users says so."""
+    """Each named loss has a sample that the difference concerns, and docs/differences.md lists the difference."""
     assert known.reason in DIFFERENCES, "docs/differences.md says otherwise"
     for name in known.losses:
         loss = TWINS[name]
@@ -196,7 +198,7 @@ def test_a_difference_that_is_none_fails(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def caught(wrong: opinfo.Function, found: Iterator[Sample]) -> bool:
-    """True if a sample tells a function from the loss."""
+    """True if a sample distinguishes a function from the loss."""
     for sample in found:
         try:
             opinfo.agrees(wrong, opinfo.model(sample), sample)
@@ -215,7 +217,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("right", "other"), PAIRS)
 def test_another_loss_is_caught(right: Loss, other: Loss) -> None:
-    """For example with a missing square, or another branch."""
+    """The other loss may, for example, lack a square or take another branch."""
     known = {name for name, _ in other.arguments}
 
     def wrong(*operands: Any, **options: Any) -> Any:
@@ -256,14 +258,14 @@ def test_an_argument_that_is_ignored_is_caught(loss: Loss) -> None:
     ids=["value", "dtype", "shape", "gradient", "no gradient", "second gradient", "divisor", "tail", "strides", "row"],
 )
 def test_wrong_function_is_caught(loss: Loss, spoil: Callable[..., opinfo.Function]) -> None:
-    """By the samples for kernels on the host."""
+    """The few samples that kernels run on the host are enough to notice each defect."""
     assert caught(spoil(getattr(F, loss.name), loss), few(given(loss, "cpu")))
 
 
 @pytest.mark.programs
 @pytest.mark.kernels
 def test_wrong_kernel_is_caught() -> None:
-    """Defects of kernels that the reference formula does not have."""
+    """Samples notice a defect of the kernels that the reference formula does not have."""
     loss = TWINS["huber_loss"]
     wrong = function_of(dataclasses.replace(loss, value=f"1.001 * ({loss.value})"))
     assert caught(wrong, given(loss, KERNELS))

@@ -947,7 +947,7 @@ def naming(role: str, names: Sequence[str]) -> Function:
     return define_loss("naming", f"({total}) * in_place + other", ["in_place", "other"], reference=reference, **fields)
 
 
-#: Names as operands, of which a kernel has few: every fourth kernel. In other roles, one kernel has all names.
+#: Names as operands need many kernels: every fourth one is compiled. In other roles, one kernel has all names.
 ROLES = [
     *(pytest.param("operands", x, id=f"operands-{x[0]}") for x in chunks(WORDS)[:: short_or_full(4, 1)]),
     *(pytest.param(role, WORDS + OTHERS, id=role) for role in ("parameters", "flags", "let")),

@@ -1,4 +1,4 @@
-"""The contents of the wheel, and a test from there; all other tests run in the checkout."""
+"""Contents of the wheel, and a program that runs from it; all other tests run in the checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "cupylosses", "k
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that no earlier build directory can add to it."""
+    """The wheel, built from a copy of the sources, so that no earlier build directory can add files."""
     source = tmp_path_factory.mktemp("source")
     for name in FILES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy

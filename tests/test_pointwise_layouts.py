@@ -1,6 +1,7 @@
-"""Memory layouts that the pointwise engine treats apart: operands that are not aligned.
+"""Memory layouts that have code paths of their own in the pointwise engine, such as unaligned or transposed operands.
 
-The kernels run on the host with checks for races, and are compared with the float64 truth.
+Without a GPU, the kernels run on the host with checks for races. Results are compared with the float64 truth, or with
+the bits of contiguous operands.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MSE: Loss = registry(Loss)["mse_loss"]
 
 @pytest.fixture(autouse=True, params=short_or_full([False], [True, False]), ids=str)
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The batches and micro-tiles of large tensors, whatever the size. All other tests meet those of small ones."""
+    """Plans use the batches and micro-tiles of large tensors at any size; all other tests use those of small ones."""
     if not request.param:
         monkeypatch.setattr(pointwise_layout, "FEW_OF_A_LANE", ())
         monkeypatch.setattr(pointwise_layout, "in_short_batches", lambda found, *_: found)
@@ -48,7 +49,7 @@ def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Operands that are not aligned
+# Unaligned operands
 
 
 @pytest.mark.parametrize(("reduction", "dtype"), in_turn(["mean", "none"], FLOATING))
@@ -60,7 +61,7 @@ def test_unaligned_operands_agree_with_the_truth(reduction: str, dtype: str) -> 
 
 @pytest.mark.parametrize(("name", "dtype"), in_turn(["logistic_loss", "sigmoid_focal_loss"], FLOATING))
 def test_heavy_losses_agree_with_the_truth(name: str, dtype: str) -> None:
-    """Several vectors of a lane, of which the next is loaded ahead in 16 bits."""
+    """Lanes have several vectors and, in 16 bits, load the next one ahead."""
     properties.agrees_with_truth(
         getattr(F, name), registry(Loss)[name], dtypes=(dtype,), device=KERNELS, shape=(9, 999)
     )
@@ -80,14 +81,14 @@ def drawn(dtype: str, *shape: int) -> torch.Tensor:
 
 
 def shifted(x: torch.Tensor, offset: int) -> torch.Tensor:
-    """A copy that begins ``offset`` elements behind an aligned address and ends with its memory."""
+    """A copy that starts ``offset`` elements past an aligned address and ends where its memory ends."""
     return x.new_full((offset + x.numel(),), float("nan"))[offset:].copy_(x.flatten())
 
 
 @pytest.mark.addresses
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_misalignment_has_the_bits_of_aligned_operands(dtype: str) -> None:
-    # Whole vectors, of which the last one may not be read as a whole, and a partial one.
+    # Whole vectors, the last of which must not be read as a whole, and a partial vector.
     for count in (2048, 2051):
         x, y = drawn(dtype, 2, count).unbind()
         y = y.clone()
@@ -135,7 +136,7 @@ def test_upstream_gradients_that_are_not_aligned() -> None:
 @pytest.mark.parametrize(
     ("stream", "vec_size", "access"),
     [
-        # The words behind a vector belong to the tensor.
+        # The words past a vector belong to the tensor.
         (Stream((1,), 2, 2, read=True), 8, "shifted"),
         (Stream((1,), 4, 4, read=True), 4, "shifted"),
         # Stores cannot be shifted.
@@ -151,7 +152,7 @@ def test_rows_out_of_order_are_not_shifted() -> None:
     """The last vector of the index space would not be the last in memory."""
     aligned = Stream((64, 1), 4)
     assert pointwise_layout.layout((8, 64), [aligned, Stream((65, 1), 4, read=True)]).access[1] == "shifted"
-    # Nor are they read element by element, unless L1 has them: rows that are broadcast often.
+    # Nor are they read element by element, unless L1 holds them: rows that are broadcast often.
     found = pointwise_layout.layout((16, 64), [aligned, Stream((0, 1), 4, 4, read=True)])
     assert (found.vec_size, found.access) == (4, ("stream", "singles"))
     for strides in ((0, 1), (32, 1), (-65, 1)):
@@ -161,8 +162,8 @@ def test_rows_out_of_order_are_not_shifted() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> None:
-    """Of whole tiles and of parts of them, with gradients along both dimensions, for a transposed grad_output, too."""
-    # The last is spanned by three steps.
+    """Covers whole and partial tiles, gradients along both dimensions, and a transposed ``grad_output``."""
+    # In float32, three steps of a tile span the 136 rows.
     for shape in ((136, 72), (3, 40, 18)):
         x, y = drawn(dtype, 2, *shape).unbind()
         x, y = x.clone(), y.clone()
@@ -182,9 +183,9 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
 @pytest.mark.parametrize(
     ("shape", "dtype", "transposed"),
     [
-        ((125, 95), "bfloat16", 1),  # lines begin at both halves of a word
+        ((125, 95), "bfloat16", 1),  # lines start at both halves of a word
         ((195, 192), "float16", 0),  # tiles in the middle of lines, which are copied in words, and one that ends a line
-        ((192, 195), "bfloat16", 1),  # lines that begin with words, and end with them
+        ((192, 195), "bfloat16", 1),  # lines that start and end with whole words
         ((3, 63, 95), "float64", 1),
         ((2, 3, 61, 95), "float32", 0),
     ],
@@ -192,9 +193,7 @@ def test_micro_tiles_have_the_gradients_of_contiguous_operands(dtype: str) -> No
 def test_tiles_in_shared_memory_have_the_gradients_of_contiguous_operands(
     shape: tuple[int, ...], dtype: str, transposed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With gradients along both dimensions, a transposed grad_output, operands that begin anywhere, and warps that take
-    several tiles.
-    """
+    """Covers gradients along both dimensions, a transposed grad_output, any alignment, and several tiles per warp."""
     monkeypatch.setattr(pointwise_layout, "MAX_CHUNKS", 5)
     monkeypatch.setattr(pointwise_layout, "FEW_OF_A_LANE", ())
     monkeypatch.setattr(pointwise_layout, "STAGED_ELEMENTS", dict.fromkeys((2, 4, 8), 1 << 10))
@@ -236,13 +235,13 @@ def test_masks_stay_outside_of_tiles_in_shared_memory(monkeypatch: pytest.Monkey
         (8191, 8192, 2, 64, 256),
         (8192, 8192, 2, 0, 256),  # vectors divide both
         (4095, 4097, 8, 32, 64),
-        (1 << 22, 9, 4, 0, 256),  # tiles would be outside for the most part
+        (1 << 22, 9, 4, 0, 256),  # most of each tile would lie outside
     ],
 )
 def test_tiles_of_odd_sizes_go_through_shared_memory(
     rows: int, columns: int, itemsize: int, side: int, threads: int
 ) -> None:
-    """Blocks have as many threads as 40 KiB allow."""
+    """Blocks have as many threads as 40 KiB of shared memory allow."""
     strides = (columns, 1), (1, rows)
     streams = [Stream(s, itemsize, read=read) for read in (True, False) for s in strides]
     found = pointwise_layout.layout((rows, columns), streams)
@@ -257,10 +256,10 @@ SHARED_SUMS = [
     ((67, 64), (67, 1)),  # several rows in a warp
     ((3, 5, 40), (5, 1)),  # sums over two dimensions
     ((9000,), ()),  # slices
-    ((2, 66, 520), (520,)),  # several strips, planes whose sums are added up
-    ((2, 66, 520), (2, 1, 520)),  # the same, apart
+    ((2, 66, 520), (520,)),  # several strips; the sums of planes are added up
+    ((2, 66, 520), (2, 1, 520)),  # the same, with separate sums
     ((70, 520), (70, 1)),  # rows of several strips
-    ((2, 3, 2000), (3, 1)),  # along which the steps of a batch go
+    ((2, 3, 2000), (3, 1)),  # the steps of a batch run along a row
     ((3, 64, 72), (64, 1)),  # rows of several planes
 ]
 
@@ -269,7 +268,7 @@ SHARED_SUMS = [
 def test_gradient_of_a_broadcast_operand_however_lanes_and_warps_share_it(
     shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: str
 ) -> None:
-    """Small integers, of which every sum is exact."""
+    """Operands are small integers, so every sum is exact."""
     shape, target = shapes
     x = (torch.arange(prod(shape), device=KERNELS) % 5 - 1).reshape(shape)
     t = (torch.arange(prod(target), device=KERNELS) % 3).reshape(target)
@@ -294,22 +293,22 @@ def test_gradient_of_a_broadcast_operand_for_a_grad_output_per_element(
     assert torch.equal(of_t, (2 * (t - x) * upstream).sum_to_size(target))
 
 
-#: Shapes of two operands, rows of the first of which no vector divides.
+#: Shapes of two operands. No vector divides the rows of the first one.
 RAGGED = [
-    ((523, 33), (33,)),  # strips of several rows, the last of which is not whole
+    ((523, 33), (33,)),  # strips of several rows, the last one partial
     ((211, 7), (7,)),  # rows that are shorter than a vector
     ((9, 3077), (9, 1)),  # vectors that two rows share
-    ((2, 3, 3077), (3, 1)),  # the same of several planes
+    ((2, 3, 3077), (3, 1)),  # the same in several planes
 ]
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_strips_of_rows_that_no_vector_divides(itemsize: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectors of 16 bytes of rows that are joined until vectors divide them, or of rows that share some."""
+    """Uses 16-byte vectors in rows that are joined until vectors divide them, or in rows that share vectors."""
     monkeypatch.setattr(pointwise_layout, "GATHERED_ELEMENTS", 1)
     monkeypatch.setattr(pointwise_layout, "FEWEST_JOINED_ROWS", 1)
     found = []
-    for shape, target in [*RAGGED, ((67, 65), (67, 1))]:  # the last ones are short
+    for shape, target in [*RAGGED, ((67, 65), (67, 1))]:  # the last rows are short
         own = (*[1] * (len(shape) - len(target)), *target)
         full, lies = (dense_strides(x, (0,) * len(x)) for x in (shape, own))
         small = broadcast_strides(own, lies, shape)
@@ -319,7 +318,7 @@ def test_strips_of_rows_that_no_vector_divides(itemsize: int, monkeypatch: pytes
             strips = pointwise_layout.in_ragged_strips(layout, streams, [3], heavy)
             found.append((strips.vec_size, min(strips.joined, 2)) if strips else None)
     vec = 16 // itemsize
-    # In 16 bits sums of rows take no longer apart, unless the loss is heavy.
+    # In 16 bits, a separate pass for the sums of rows takes no longer, unless the loss is heavy.
     light = None if itemsize == 2 else (vec, 1)
     assert found == [(vec, 2)] * 4 + [light, (vec, 1)] * 2 + [None] * 2
 
@@ -329,7 +328,7 @@ def test_strips_of_rows_that_no_vector_divides(itemsize: int, monkeypatch: pytes
 def test_gradients_of_broadcast_operands_beside_rows_that_no_vector_divides(
     shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small integers, of which every sum is exact. Strips are those of a heavy loss."""
+    """Operands are small integers, so every sum is exact. Strips are those of a heavy loss."""
     shape, target = shapes
     strips = pointwise_layout.in_ragged_strips
     monkeypatch.setattr(pointwise_layout, "in_ragged_strips", lambda *x: strips(*x[:3], 1))
@@ -339,7 +338,7 @@ def test_gradients_of_broadcast_operands_beside_rows_that_no_vector_divides(
 
 
 def check_exact(shape: tuple[int, ...], target: tuple[int, ...], dtype: str, reduction: str, offset: int = 0) -> None:
-    """Checks value and gradients of small integers, the first of which lie behind ``offset`` others."""
+    """Checks value and gradients of small integers. The first operand starts ``offset`` elements into its memory."""
     x = (torch.arange(prod(shape), device=KERNELS) % 5 - 1.0).reshape(shape)
     t = (torch.arange(prod(target), device=KERNELS) % 3.0).reshape(target)
     upstream = (torch.arange(prod(shape), device=KERNELS) % 7 - 2.0).reshape(shape)
@@ -353,13 +352,13 @@ def check_exact(shape: tuple[int, ...], target: tuple[int, ...], dtype: str, red
     assert torch.equal(of_t, (2 * (t - x) * factor).sum_to_size(target).to(kind))
 
 
-#: Shapes of two operands with rows that no vector divides, elements in front of the first, and a dtype.
+#: Shapes of two operands with rows that no vector divides, offset of the first one in elements, and dtype.
 SUMS = [
     ((1601, 33), (1, 33), 0, "bfloat16"),  # lanes that share columns, in several slices
-    ((1, 5, 1601), (5, 1), 1, "float32"),  # rows of a warp
-    ((211, 7), (211, 1), 3, "bfloat16"),  # rows of a lane, shorter than a vector
-    ((3, 41, 131), (3, 1, 131), 1, "bfloat16"),  # columns of planes, more than a warp has
-    ((3, 19, 35), (19, 1), 0, "bfloat16"),  # rows of planes that are summed
+    ((1, 5, 1601), (5, 1), 1, "float32"),  # rows for one warp
+    ((211, 7), (211, 1), 3, "bfloat16"),  # rows for one lane, shorter than a vector
+    ((3, 41, 131), (3, 1, 131), 1, "bfloat16"),  # columns in planes, more vectors of them than a warp has lanes
+    ((3, 19, 35), (19, 1), 0, "bfloat16"),  # rows in planes that are summed
     ((523, 3), (3,), 1, "bfloat16"),  # vectors of four elements
 ]
 
@@ -369,7 +368,7 @@ SUMS = [
 def test_sums_of_rows_that_no_vector_divides(
     case: tuple[tuple[int, ...], tuple[int, ...], int, str], reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small integers, of which every sum is exact, in memory that ends with them."""
+    """Operands are small integers, so every sum is exact; memory ends with the last one."""
     shape, target, offset, dtype = case
     monkeypatch.setattr(pointwise_layout, "RAGGED_ELEMENTS", 1)
     for strips in ("in_strips", "in_ragged_strips"):
@@ -379,7 +378,7 @@ def test_sums_of_rows_that_no_vector_divides(
 
 @pytest.mark.parametrize(("length", "gap", "dtype"), [(3000, 0, "float32"), (2600, 1, "bfloat16")], ids=str)
 def test_sum_of_few_long_rows_that_the_warps_of_a_block_share(length: int, gap: int, dtype: str) -> None:
-    """Both operands are aligned, or one of them is not and loads its elements one by one beside the other's vectors."""
+    """Both operands are aligned, or one is not, and its elements are loaded one by one beside the other's vectors."""
     x = torch.nn.functional.pad(torch.arange(3 * length, device=KERNELS).reshape(3, length) % 5, (0, gap))
     y = torch.arange(3 * length, device=KERNELS).reshape(3, length) % 3
     x, y = x.to(getattr(torch, dtype))[:, :length], y.to(getattr(torch, dtype))
@@ -391,7 +390,7 @@ def test_sum_of_few_long_rows_that_the_warps_of_a_block_share(length: int, gap: 
 def test_gathered_operands_have_the_gradients_of_contiguous_ones(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short and long rows that no vector divides, with gaps, expanded, in another order, and every third element."""
     monkeypatch.setattr(pointwise_layout, "GATHERED_ELEMENTS", 1)
-    if dtype == "bfloat16":  # as if there were many
+    if dtype == "bfloat16":  # as if there were many elements
         monkeypatch.setattr(pointwise_layout, "GATHERED_AT_ONCE", 8)
         monkeypatch.setattr(pointwise_layout, "KEPT_IN_L2", 1 << 10)
     x, y = drawn(dtype, 2, 13, 29, 5, 7).unbind()
@@ -420,7 +419,7 @@ def test_gathered_operands_have_the_gradients_of_contiguous_ones(dtype: str, mon
 @pytest.mark.parametrize(
     ("dtype", "shape", "order"),
     [
-        ("float32", (2, 3, 900), (0, 2, 1)),  # parts of a tile
+        ("float32", (2, 3, 900), (0, 2, 1)),  # partial tiles
         ("bfloat16", (3, 510), (1, 0)),  # vectors of two
         ("float64", (2, 2, 2, 3, 512), (0, 2, 1, 4, 3)),  # several planes
         ("float16", (7, 256), (1, 0)),
@@ -445,7 +444,7 @@ def test_short_dimensions_of_another_order_have_the_gradients_of_contiguous_ones
 def test_each_warp_takes_a_batch_where_nothing_is_added_up(
     layout: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values, gradients and second derivatives have the bits that warps with several batches give them."""
+    """Values, gradients and second derivatives have the same bits as with several batches per warp."""
     x, target, upstream, direction = torch.randn(4, 61, 68, device=KERNELS).to(getattr(torch, dtype)).unbind()
     x = {"contiguous": x, "padded": x[:, :67], "turned": x.t().contiguous().t()}[layout].requires_grad_()
     others = [z[:, : x.shape[1]].contiguous() for z in (target, upstream, direction)]
@@ -469,7 +468,7 @@ def test_each_warp_takes_a_batch_where_nothing_is_added_up(
 
 
 def test_a_warp_takes_several_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of heavy second derivatives in 16 bits, of which there are many; the bits are those of one batch each."""
+    """Heavy second derivatives in 16 bits have many small batches; their bits are those of one batch per warp."""
     x, direction = torch.randn(2, 61, 68, device=KERNELS).bfloat16().unbind()
     target, x = torch.rand_like(x), x.requires_grad_()
 
@@ -490,7 +489,7 @@ def test_a_warp_takes_several_small_batches(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_gradients_that_would_be_scattered_take_the_order_of_another_operand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where a kernel finds neighbours next to each other."""
+    """They keep the order of their own operand if kernels still store neighbours next to each other."""
     shape = 65, 2, 8, 4
     x, y = drawn("float32", 2, *shape).unbind()
     permuted = x.permute(1, 3, 2, 0).contiguous().permute(3, 0, 2, 1)
@@ -513,13 +512,16 @@ def test_gradients_that_would_be_scattered_take_the_order_of_another_operand(mon
 def test_gradients_of_operands_with_gaps_are_row_major(
     columns: int, gap: int, rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Autograd would copy those of leaves into that order. Not where kernels would store single elements."""
+    """Autograd would copy the gradients of leaves into that order.
+
+    If kernels had to store single elements for it, gradients keep the order of their operand.
+    """
     monkeypatch.setattr(pointwise_layout, "ORDERED_ELEMENTS", 1 << 10)
     x = TensorSpec("float32", (columns, 2 * columns), (1, columns + gap))
     call = Call(MSE, (), Static("mean"))
     plan = pointwise_engine.POINTWISE.plan(call, (x, x), "float32", Machine(132, Chip()))
     assert plan.gradient_strides(0) == ((2 * columns, 1) if rows else (1, columns))
-    # Operators promise the operand's own order.
+    # Graph operators guarantee the operand's own order.
     assert plan.with_aligned_gradients.gradient_strides(0) == (1, columns)
 
 
@@ -534,7 +536,7 @@ def test_dimensions_of_size_one_leave_no_gaps() -> None:
 
 @pytest.mark.parametrize("gap", [0, 3])
 def test_operands_that_would_be_gathered_twice_are_copied(gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into the order of the first, or with gaps in that into the order that autograd gives to its gradient."""
+    """Copies have the order of the first operand or, if that has gaps, the order that autograd gives its gradient."""
     monkeypatch.setattr(pointwise_layout, "ORDERED_ELEMENTS", 1 << 10)
     shape, twice = (13, 2, 8, 4, 2), "none"
     x, y = drawn("float32", 2, *shape).unbind()
@@ -561,7 +563,7 @@ def test_operands_that_would_be_gathered_twice_are_copied(gap: int, monkeypatch:
 def test_operands_in_tiles_of_pairs_are_copied(
     columns: int, dtype: str, copied: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of four bytes only if both gradients are written."""
+    """Operands that are read in pairs of four-byte elements are copied only if both gradients are written."""
     monkeypatch.setattr(pointwise_layout, "SINGLE_ELEMENTS", 1 << 10)
     rows = (1 << 14) + 1
     tensors = TensorSpec(dtype, (rows, columns), (columns, 1)), TensorSpec(dtype, (rows, columns), (1, rows))
@@ -575,9 +577,9 @@ def test_operands_in_tiles_of_pairs_are_copied(
 @pytest.mark.parametrize(
     ("shape", "order", "dtype", "copied"),
     [
-        ((7, 11, 13, 33521), (0, 1, 3, 2), "float32", True),  # whose neighbours come a row later
-        ((7, 11, 13, 33521), (0, 2, 1, 3), "float32", False),  # rows of both
-        ((11184811, 3), (1, 0), "float32", False),  # neighbours come three elements later
+        ((7, 11, 13, 33521), (0, 1, 3, 2), "float32", True),  # neighbours are a row apart
+        ((7, 11, 13, 33521), (0, 2, 1, 3), "float32", False),  # both have the same rows
+        ((11184811, 3), (1, 0), "float32", False),  # neighbours are three elements apart
         ((3344, 3345, 3), (2, 1, 0), "bfloat16", False),  # or 10035
         ((3, 11184811), (1, 0), "bfloat16", False),  # a sector has five of a vector's elements
         ((4, 3, 129, 130, 131), (3, 2, 1, 0, 4), "float32", True),  # too many dimensions
@@ -600,14 +602,14 @@ def test_operands_that_would_be_gathered_from_many_sectors_are_copied(
     [("mse_loss", "bfloat16", False), ("js_div", "bfloat16", True), ("js_div", "float32", False)],
 )
 def test_operands_that_go_through_shared_memory_are_not_copied(loss: str, dtype: str, copied: bool) -> None:
-    """Those of a heavy loss in 16 bits do not."""
+    """Operands of a heavy loss in 16 bits do not go through it, and are copied."""
     tensors = TensorSpec(dtype, (6001, 6003), (6003, 1)), TensorSpec(dtype, (6001, 6003), (1, 6001))
     call = Call(registry()[loss], tensors, Static("mean", flags=tuple([0 for _ in registry()[loss].flags])))
     found = pointwise_engine.POINTWISE.copies(call, tensors, Machine(132, Chip()), 1)
     assert found == ({1: (6003, 1)} if copied else {})
     plan = pointwise_engine.POINTWISE.plan(call, tensors, dtype, Machine(132, Chip()))
     assert plan.elements_launch.layout.staged == (not copied)
-    # So are products with second derivatives, which are heavier than the loss.
+    # Products with second derivatives go the same way, although they are heavier than the loss.
     tangent = TensorSpec(dtype, (6001, 6003), (6003, 1))
     moved = registry()[loss].engine.jvp(
         call._replace(static=call.static._replace(kind="sum")), (True, False), (tangent,)
@@ -621,7 +623,7 @@ def test_operands_that_go_through_shared_memory_are_not_copied(loss: str, dtype:
     [
         (1 << 20, 26, 4, (2, 4, 16, 1, 2)),  # rows of 104 bytes, at once
         (1 << 20, 24, 4, (4, 4, 4, 2, 1)),  # rows of whole sectors, in two steps
-        (1 << 20, 26, 2, (2, 4, 8, 2, 1)),  # a sector along the other dimension, too
+        (1 << 20, 26, 2, (2, 4, 8, 2, 1)),  # a sector along the other dimension as well
         (2048, 2047, 2, (1, 4, 8, 1, 4)),
         (2047, 2048, 2, (8, 1, 2, 1, 4)),
         (1023, 2048, 4, (4, 1, 2, 1, 4)),  # two sectors of single elements
@@ -642,7 +644,7 @@ def test_tiles_have_sectors_along_both_dimensions(
     + [("mse_loss", "float32", False)],
 )
 def test_heavy_losses_shift_one_vector_at_a_time(loss: str, dtype: str, found: bool) -> None:
-    """Those in float32; rows of 129 elements are shifted."""
+    """Only heavy losses in float32 do. Rows that are 129 elements apart are shifted."""
     rows = TensorSpec(dtype, (1 << 16, 128), (128, 1)), TensorSpec(dtype, (1 << 16, 128), (129, 1))
     found_loss, defaults = registry()[loss], [x.default for x in registry()[loss].operands[2:]]
     absent, settings = (None, None, None), ("mean", None, None)
@@ -659,7 +661,7 @@ def test_heavy_losses_shift_one_vector_at_a_time(loss: str, dtype: str, found: b
 def test_broadcast_operands_with_a_step_are_copied(
     rows: int, step: int, writes: bool, copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would keep the others from being read in vectors, and are small beside them."""
+    """Such operands would keep the others from being read in vectors, and are small beside them."""
     monkeypatch.setattr(pointwise_layout, "COMPACTED_ELEMENTS", 1 << 10)
     shape = (rows, 4, 64)
     x, y = drawn("float32", *shape), drawn("float32", 1, 4, 64 * step)[..., ::step]
@@ -673,13 +675,13 @@ def test_broadcast_operands_with_a_step_are_copied(
 
 
 def test_short_rows_with_long_gaps_are_copied_where_they_are_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where they are read once, nor rows that fill their sectors, nor what is expanded."""
+    """Rows that are read once, rows that fill their sectors, and expanded operands are not copied."""
     shape, padded = (2048, 3), (67, 1)
     assert not pointwise_layout.is_sparse(shape, padded, 4)
     monkeypatch.setattr(pointwise_layout, "SMALL", 1 << 12)
     assert [pointwise_layout.is_sparse(shape, padded, n) for n in (2, 4, 8)] == [True, True, False]
     assert not pointwise_layout.is_sparse(shape, (4, 1), 4) and not pointwise_layout.is_sparse(shape, (67, 0), 4)
-    # Memory is read in pairs of sectors, and again where L2 has not kept them.
+    # Memory is read in pairs of sectors, and read again if L2 has not kept them.
     assert [pointwise_layout.is_sparse((n, 4), (16, 1), 4) for n in (1 << 19, 1 << 20)] == [False, True]
     assert not pointwise_layout.is_sparse((1 << 20, 8), (64, 1), 4)
     x = drawn("float32", 2048, 67)[:, :3]
@@ -706,7 +708,7 @@ def test_gradient_of_an_operand_that_is_broadcast_and_expanded(
 
 @pytest.mark.parametrize("shape", [(260,), (70, 1), ()], ids=str)
 def test_sums_of_gradients_have_the_same_bits_in_every_backward(shape: tuple[int, ...]) -> None:
-    """In the first, in a second one, without a speculation, and without the other gradient."""
+    """Covers a first and a second backward, one without speculation, and one without the other gradient."""
     x, t = drawn("float32", 70, 260).requires_grad_(), drawn("float32", *shape).requires_grad_()
     value = F.mse_loss(x, t)
     expected = torch.autograd.grad(value, [x, t], retain_graph=True)

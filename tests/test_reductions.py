@@ -31,13 +31,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*broadcast")
 
 
 def draw(*shape: int, device: str = "cpu", count: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Tensors that require grad; the same numbers on every device."""
+    """Random tensors that require grad, with the same numbers on every device."""
     drawn = torch.randn(count, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     return [x.to(device, dtype).requires_grad_() for x in drawn]
 
 
 def require_same(found: Tensor, expected: Tensor, leaves: list[Tensor], rtol: float = 1e-12) -> None:
-    """Value and gradients agree."""
+    """Asserts that value and gradients agree."""
     torch.testing.assert_close(found, expected, rtol=rtol, atol=0, equal_nan=True)
     upstream = torch.linspace(0.25, 2.0, expected.numel(), dtype=expected.dtype).reshape(expected.shape)
     pairs = [torch.autograd.grad(x, leaves, upstream.to(x.device), retain_graph=True) for x in (found, expected)]
@@ -76,7 +76,7 @@ def test_dimensions_in_any_layout(layout: str, dim: int) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("dim", [(0,), (1,), (0, 2), (1, 3), (0, 1, 2, 3)], ids=str)
 def test_dimensions_among_four(dim: tuple[int, ...]) -> None:
-    """Kept and reduced dimensions that alternate, in one kernel, and every one of them."""
+    """One kernel reduces dimensions that alternate with kept ones, and also all dimensions."""
     x, y = draw(3, 8, 5, 16, device=KERNELS)
     require_same(F.mse_loss(x, y, dim=dim), ((x - y) ** 2).mean(dim), [x, y])
 
@@ -84,7 +84,7 @@ def test_dimensions_among_four(dim: tuple[int, ...]) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("shape", "dim"), [((40, 3), 0), ((3, 4000), 1), ((4000, 3), 0), ((1, 7), 0), ((7, 1), 1)])
 def test_few_outputs_and_few_terms(shape: tuple[int, int], dim: int) -> None:
-    """Sums cut into slices, single terms, single outputs."""
+    """Covers sums that are cut into slices, sums of a single term, and a single output."""
     x, y = draw(*shape, device=KERNELS)
     require_same(F.mse_loss(x, y, dim=dim), ((x - y) ** 2).mean(dim), [x, y])
 
@@ -107,7 +107,7 @@ def test_no_elements(shape: tuple[int, ...], dim: Any, device: str) -> None:
 
 
 def test_upstream_gradients_of_any_storage(device: str) -> None:
-    """Kept elements have a grad_output each: contiguous, strided, expanded."""
+    """With `dim`, each output has its own grad_output, which may be contiguous, strided or expanded."""
     x, y = draw(6, 4, 8, device=device)
     found, expected = F.mse_loss(x, y, dim=1), ((x - y) ** 2).mean(1)
     (base,) = draw(8, 6, device=device, count=1)
@@ -126,7 +126,7 @@ def test_upstream_gradients_of_any_storage(device: str) -> None:
 
 @reference_and_kernels("weight, mask, reduction", [None, 0.5, "array"], [False, True], REDUCTIONS)
 def test_elements_that_are_means_of_rows(weight: Any, mask: bool, reduction: str, device: str) -> None:
-    """Without `dim`, the last dimension belongs to the element; with it, that dimension is like the others."""
+    """Without `dim`, the last dimension belongs to the element; with `dim`, it is a dimension like the others."""
     loss = replace(registry(Loss)["mse_loss"], name="rows", torch=None, mean_of_rows=True, mean_of_weights=False)
     function = function_of(loss)
     x, y = draw(6, 8, device=device)
@@ -189,7 +189,7 @@ def test_any_normalizer_is_what_a_mean_divides_by(kind: str, device: str) -> Non
 
 
 def test_a_normalizer_takes_the_place_of_the_weights(device: str) -> None:
-    """It divides the sum of the weighted elements, and the weights have a gradient."""
+    """The normalizer divides the sum of the weighted elements, and the weights still have a gradient."""
     x, y = draw(6, 8, device=device)
     weight = (y.detach()[0].abs() + 0.25).requires_grad_()
     for normalizer in (3.0, torch.tensor(3.0, device=device)):
@@ -212,7 +212,7 @@ def test_second_derivatives_with_a_normalizer(normalizer: Any, dim: int | None, 
 
 
 def test_a_normalizer_may_change_after_the_call(device: str) -> None:
-    """Like a counter of tokens: the gradient uses the number at the time of the call."""
+    """The gradient uses the number at the time of the call, even if it then changes, like a counter of tokens."""
     x, y = draw(6, 8, device=device)
     for grad_output in (1.0, 1.0, -2.0):
         normalizer = torch.tensor(5.0, dtype=torch.float64, device=device)
@@ -257,7 +257,7 @@ def test_one_pass_with_a_normalizer_that_changes(device: str) -> None:
     [{"reduction": "none"}, {"reduction": "mean"}, {"dim": 1, "mask": True}],
 )
 def test_dtype_of_the_result(dtypes: tuple[str, str], options: dict[str, Any], device: str) -> None:
-    """Only the result's: arithmetic and gradients stay in the operands' dtype."""
+    """`out_dtype` changes only the dtype of the result: gradients keep the operands' dtype."""
     dtype, out_dtype = dtypes
     kind, result = getattr(torch, dtype), getattr(torch, out_dtype)
     x, y = draw(6, 8, device=device, dtype=kind)
@@ -297,7 +297,7 @@ def test_a_result_keeps_what_a_half_would_round() -> None:
 
 
 def test_numpy_arrays() -> None:
-    """NumPy's own operations give the same; masks and weights by the formula, without torch."""
+    """NumPy's own operations give the same values. Masks and weights use the reference formula, without torch."""
     generator = numpy.random.default_rng(0)
     x, y, w = generator.random((3, 6, 8))
     mask = generator.random((6, 8)) < 0.5
@@ -328,7 +328,7 @@ def test_gradients_of_numpy_arrays() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Bad arguments: function, argument, got, expected, the way out
+# Bad arguments: messages name function, argument, got, expected, and a way out
 
 X = torch.rand(4, 3)
 
@@ -446,9 +446,9 @@ def test_a_weight_on_another_device() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# On a GPU: nothing waits, everything is captured, and nothing of the size of an operand is allocated
+# On a GPU: no call waits for the device, every call can be captured, and only outputs have the size of an operand
 
-#: Calls whose divisor is computed on the device, by the arguments that they add for operands of a shape.
+#: Calls whose divisor is computed on the device: their options, as functions of the shape of the operands.
 FOUND: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
     "mask": lambda shape: {"mask": torch.rand(shape, device="cuda") < 0.5},
     "column of a mask": lambda shape: {"mask": torch.rand(shape[0], 1, device="cuda") < 0.5},
@@ -463,8 +463,8 @@ FOUND: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
     "dimension": lambda shape: {"dim": 0},
 }
 
-#: Each of these calls with some loss, and each loss in some call: the kernels' engine does what is tested, not the
-#: formula. All tests take the same pairs, and so the same kernels.
+#: Pairs in which each call and each loss occurs. That is enough, because these tests are about the engine, not about
+#: formulas. All tests use the same pairs, and therefore the same kernels.
 FOUND_IN_TURN = in_turn(list(FOUND), REPRESENTATIVES)
 
 
@@ -498,7 +498,7 @@ def test_nothing_waits_for_the_device(loss: Loss, what: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("what", "loss"), [x for x in FOUND_IN_TURN if x[0] != "normalizer on the CPU"])
 def test_graph_replayed_with_other_content(loss: Loss, what: str) -> None:
-    """Another mask has another count: a graph computes it again, like weights and normalizers."""
+    """A replayed graph counts the new content of the mask, and reads weights and normalizers again."""
     shape = (257, 129)
     operands, options = on_gpu(loss, shape), FOUND[what](shape)
     stream = torch.cuda.Stream()
@@ -527,7 +527,7 @@ def test_graph_replayed_with_other_content(loss: Loss, what: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("what", "loss"), FOUND_IN_TURN)
 def test_peak_memory_is_the_outputs(loss: Loss, what: str) -> None:
-    """At most 8 MiB of workspace: no weighted copy, no mask of another dtype."""
+    """Besides the outputs there are at most 8 MiB of workspace: no weighted copy, no mask of another dtype."""
     shape = (1 << 13, 1 << 13)
     operands, options = [torch.rand(shape, device="cuda") for _ in loss.operands], FOUND[what](shape)
     operands[0].requires_grad_()
@@ -556,6 +556,6 @@ def test_peak_memory_is_the_outputs(loss: Loss, what: str) -> None:
     ],
 )
 def test_dimensions_on_a_gpu(loss: Loss, dim: tuple[int, ...], layout: str) -> None:
-    """Cases that take long to compile for the host."""
+    """Covers cases that take long to compile for the host."""
     outcome = perform(Check(loss, dim=dim, layout=layout, device="cuda"))
     assert outcome.ok, "\n".join(outcome.problems)

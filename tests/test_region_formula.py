@@ -1,4 +1,4 @@
-"""Every option of losses of regions against a truth that shares nothing with the library, in random combinations."""
+"""Random combinations of all options of region losses, against a reference that shares no code with the library."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def draw(seed: int) -> Drawn:
         "pool": choose.choice(("none", "batch", "class", "both")),
         "overlap": choose.choice(("product", "min", "squared")),
         "smooth_nr": choose.choice((0.0, 1e-3, 0.5)),
-        "smooth_dr": choose.choice((0.5, 0.75)),  # not below smooth_nr: a loss under an exponent is not negative
+        "smooth_dr": choose.choice((0.5, 0.75)),  # not below smooth_nr, so a loss raised to a power is not negative
         "floor": choose.choice((0.0, 1e-7, 3.0)),
         "absent": choose.choice(("skip", "zero", "keep")),
         "include_background": classes == 1 or choose.random() < 0.7,
@@ -68,12 +68,12 @@ def draw(seed: int) -> Drawn:
     kind = choose.choice(("labels", "with a class dimension", "values", "soft") if classes > 1 else ("values", "soft"))
     if kind == "soft":
         target = uniform(samples, classes, *voxels)
-        if options["activation"] == "none":  # "min" has a kink there
+        if options["activation"] == "none":  # some equal values: overlap "min" has a kink there
             target = torch.where(target < 0.3, x, target)
     elif kind == "values":
         target = (uniform(samples, classes, *voxels) < 0.4).double()
     else:
-        target = (uniform(samples, *voxels) * choose.choice((1, classes))).long()  # or only the first class
+        target = (uniform(samples, *voxels) * choose.choice((1, classes))).long()  # or the first class only
         target[uniform(samples, *voxels) < choose.choice((0.0, 0.3))] = -100
         if choose.random() < 0.2:
             target[0] = -100

@@ -1,4 +1,4 @@
-"""Region losses: the numbers that hold presets and conventions, and the properties that only they have."""
+"""Region losses: reference numbers that pin presets and conventions, and properties that only these losses have."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Y = (((0, 1), (2, 0)), ((0, 1), (1, 0)))
 WEIGHTS = torch.tensor((1.0, 2.0, 3.0), dtype=torch.float64)
 CROSS_ENTROPY, FOCAL = 0.501176918930, 0.132313730210
 
-#: Function, options, value, value with one voxel ignored, and two derivatives by the logits.
+#: Function, options, value, value with one voxel ignored, and two entries of the gradient with respect to the logits.
 PRESETS = {
     "defaults": ("dice", {}, 0.378652729384, 0.349479797054, 0.0160925170, 0.0027078639),
     "monai": ("dice", {"preset": "monai"}, 0.482206695833, 0.457895842598, 0.0134104009, 0.0022569586),
@@ -206,7 +206,7 @@ def function(name):
     return getattr(F, f"{name}_loss")
 
 
-#: Presets whose settings are kernels of their own.
+#: Presets whose settings need kernels of their own.
 IN_KERNELS = (
     "monai squared",
     "monai weights",
@@ -399,7 +399,7 @@ def test_targets_that_do_not_fit_are_refused():
 # ----------------------------------------------------------------------------------------------------------------------
 # Kernels
 
-#: Losses that together have every expression of a voxel, and settings with arithmetic of their own.
+#: Losses that together cover every per-voxel expression, and settings that change the arithmetic.
 SETTINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("dice_loss", {}, "mean"),
     ("dice_loss", {"overlap": "squared", "activation": "sigmoid", "pool": "batch"}, "none"),
@@ -481,7 +481,7 @@ def test_two_samples_between_voxels_whose_classes_are_side_by_side():
 
 @pytest.mark.parametrize(("classes", "written"), [(2, True), (3, False)])
 def test_planes_with_gaps_are_copied(classes, written):
-    """In second derivatives however many there are."""
+    """First derivatives copy an input of two planes with gaps; second derivatives copy any number of such planes."""
     shape, dense = (5, classes, 3, 7), (21 * classes, 21, 7, 1)
     x, y = TensorSpec("bfloat16", shape, (33 * classes, 33, 11, 1)), TensorSpec("int64", (5, 3, 7), (21, 7, 1))
     call, machine = call_of("dice_loss", (x, y)), Machine(132, Chip())
@@ -508,9 +508,9 @@ def test_copies_are_made_for_gradients(monkeypatch):
     [
         ((2, 64, 1 << 14), 1, "bfloat16", True),
         ((2, 1 << 14, 64), 2, "bfloat16", True),
-        ((2, 64, 1 << 14), 1, "float64", False),  # wide
-        ((2, 16, 1 << 14), 1, "bfloat16", False),  # no lanes
-        ((1 << 14, 64, 1), 1, "bfloat16", False),  # a voxel
+        ((2, 64, 1 << 14), 1, "float64", False),  # wide elements
+        ((2, 16, 1 << 14), 1, "bfloat16", False),  # no lanes share a voxel
+        ((1 << 14, 64, 1), 1, "bfloat16", False),  # one voxel per sample
     ],
 )
 def test_classes_side_by_side_are_copied_where_lanes_share_voxels(shape, dim, dtype, copied):
@@ -526,13 +526,13 @@ def test_classes_side_by_side_are_copied_where_lanes_share_voxels(shape, dim, dt
     ("classes", "target", "copied"),
     [
         (32, (32 * 4096, 64, 32 * 64, 1), False),  # neighbouring voxels are next to each other
-        (400, (400 * 4096, 1, 400 * 64, 400), False),  # so are the classes, which no lanes hold
+        (400, (400 * 4096, 1, 400 * 64, 400), False),  # classes are next to each other, and no lanes share them
         (32, (32 * 4096, 64, 1, 32 * 64), True),
         (4, (4 * 4096, 64, 1, 4 * 64), True),  # registers hold all classes
     ],
 )
 def test_scattered_targets_are_copied(classes, target, copied, monkeypatch):
-    """Those of a value alone, too, if they are large."""
+    """Scattered targets are copied if gradients are written; large ones are copied in forward-only calls, too."""
     shape = (8, classes, 64, 64)
     tensors = TensorSpec("float32", shape, (classes * 4096, 4096, 64, 1)), TensorSpec("float32", shape, target)
     call = call_of("dice_loss", tensors)
@@ -551,13 +551,13 @@ def test_scattered_targets_are_copied(classes, target, copied, monkeypatch):
 @pytest.mark.parametrize(
     ("x", "target", "copy"),
     [
-        ((80, 20, 1, 4), (80, 20, 5, 1), (80, 20, 1, 4)),  # voxels in another order are copied to that of the input
+        ((80, 20, 1, 4), (80, 20, 5, 1), (80, 20, 1, 4)),  # copied to the order of the input
         ((80, 20, 1, 4), (80, 20, 1, 4), None),
         ((80, 1, 4, 20), (80, 20, 1, 4), None),  # classes of the input are next to each other
         ((80, 20, 5, 1), (20, 5, 1), None),
         ((80, 20, 5, 1), (20, 1, 4), (20, 5, 1)),
         ((80, 20, 1, 4), (20, 5, 1), (20, 1, 4)),
-        ((80, 20, 5, 1), (1, 10, 2), None),  # labels of two samples between each other
+        ((80, 20, 5, 1), (1, 10, 2), None),  # labels of two samples are interleaved
     ],
 )
 def test_targets_are_copied_to_the_order_of_the_input(x, target, copy, monkeypatch):
@@ -569,7 +569,7 @@ def test_targets_are_copied_to_the_order_of_the_input(x, target, copy, monkeypat
     call = call_of("dice_loss", tensors)
     monkeypatch.setattr(regions_engine, "REORDERED_INPUT", 0)
     assert call.loss.engine.copies(call, tensors, Machine(132, Chip()), True) == ({1: copy} if copy else {})
-    # A few elements of the input are copied if its voxels lie in another order than those of the shape.
+    # A small input is copied first if its voxels are not stored in the order of the shape.
     monkeypatch.setattr(regions_engine, "REORDERED_INPUT", 161)
     found = call.loss.engine.copies(call, tensors, Machine(132, Chip()), True)
     few = copy is not None and len(target) == 4
@@ -602,9 +602,9 @@ def test_copies_of_interleaved_samples_have_the_bits_of_contiguous_ones(kind, mo
 @pytest.mark.parametrize(
     ("dtype", "shape", "second"),
     [
-        ("float32", (2, 5, 9, 12), False),  # words of 16 bytes, and a warp that is not full
+        ("float32", (2, 5, 9, 12), False),  # 16-byte words, and a partial warp
         ("float32", (1, 12, 9, 10), False),  # an even number of words
-        ("bfloat16", (2, 13, 7, 5), False),  # words of one number, behind odd addresses
+        ("bfloat16", (2, 13, 7, 5), False),  # words of one number, at odd offsets
         ("float32", (1, 9, 9, 11), True),
     ],
     ids=str,
@@ -632,7 +632,7 @@ def test_vectors_that_warps_move_have_the_bits_of_others(dtype, shape, second):
 
 
 def call_of(name, tensors, **changed):
-    """The call of a region loss of such arrays, with default settings but those that are changed."""
+    """Returns the call of a region loss for such arrays, with default settings except ``changed``."""
     loss = registry()[name]
     arrays = [torch.empty(x.shape, dtype=getattr(torch, x.dtype)) for x in tensors]
     names = [dict(zip(("input", "target"), arrays, strict=True)).get(x) for x in loss.array_names]
@@ -683,7 +683,7 @@ def test_backward_runs_twice_and_follows_its_grad_output():
 
 @pytest.mark.kernels
 def test_infinite_logits_of_a_focal_loss():
-    """The form that is tried first has no number for them, and the voxel is taken again."""
+    """The form that is tried first is not finite for infinite logits, so the voxel is evaluated again."""
     z = torch.randn(1, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     y = torch.randint(3, (1, 4, 4), generator=torch.Generator().manual_seed(1))
     z[0, :, 0, 0] = -torch.inf
@@ -698,7 +698,7 @@ def test_infinite_logits_of_a_focal_loss():
 
 @pytest.mark.kernels
 def test_other_classes_keep_their_digits_beside_a_rare_label():
-    """Its weight, the inverse square of its number of voxels, is some 20,000 times theirs."""
+    """The rare label's weight, the inverse square of its number of voxels, is some 20,000 times that of the others."""
     z = torch.randn(1, 8, 32, 32, generator=torch.Generator().manual_seed(0))
     y = torch.randint(7, (1, 32, 32), generator=torch.Generator().manual_seed(1))
     y[0, 5, 6] = 7
@@ -736,10 +736,10 @@ def test_a_mask_and_bad_labels_in_kernels():
     ("classes", "width", "last"), [(22, 16, False), (22, 17, False), (22, 16, True), (5, 17, True)]
 )
 def test_tiles_of_logits_as_they_are_stored(classes, width, last, monkeypatch, fresh_plans):
-    """Logits of 16 bits, of more classes than registers hold: words of a class that begin anywhere, or classes side by
-    side; and such classes in registers, of which no word divides an odd number.
+    """Tiles hold 16-bit logits if registers cannot hold all classes: words of a class that start anywhere, or
+    contiguous classes. The last case has contiguous classes in registers, an odd number that no word divides.
     """
-    # On the host, too, a block then has room for a tile.
+    # With this bound, a tile fits into a block's shared memory on the host, too.
     monkeypatch.setattr("cupylosses.engines.regions.layout.DECLARED_BYTES", 4 << 10)
     fresh_plans()
     generator = torch.Generator().manual_seed(5)
@@ -777,8 +777,8 @@ def test_tiles_of_logits_as_they_are_stored(classes, width, last, monkeypatch, f
     ],
 )
 def test_lanes_that_share_the_classes_of_a_voxel(function, classes, dtype, dense, options, monkeypatch, fresh_plans):
-    """Groups of 2 to 16 lanes, some of which have one class less than the others."""
-    # On the host, too, there is room for the sums of so many classes.
+    """Groups of 2 to 16 lanes share a voxel; some of the lanes have one class less than the others."""
+    # With this bound, the sums of so many classes fit into shared memory on the host, too.
     monkeypatch.setattr("cupylosses.engines.regions.layout.DECLARED_BYTES", 4 << 10)
     fresh_plans()
     generator = torch.Generator().manual_seed(4)
@@ -842,9 +842,9 @@ def test_a_normalizer_on_the_device_divides_the_sum():
     ],
 )
 def test_products_of_second_derivatives(function, classes, layout, options, monkeypatch, fresh_plans):
-    """Few classes and many, in any strides, of a part of the voxels; also those that mix input and target."""
+    """Few and many classes, any strides, a mask of voxels; dense targets add derivatives that mix input and target."""
     if layout == "double":
-        # On the host, too, a block then has room for a tile, with words of two logits.
+        # With this bound, a tile fits into a block's shared memory on the host, too, with words of two logits.
         monkeypatch.setattr("cupylosses.engines.regions.layout.DECLARED_BYTES", 4 << 10)
         fresh_plans()
     generator = torch.Generator().manual_seed(3)
@@ -878,11 +878,11 @@ def test_products_of_second_derivatives(function, classes, layout, options, monk
 
 @pytest.mark.kernels
 def test_second_derivatives_that_are_tried_first_are_those_of_another_exponent():
-    """With a focal exponent of 2 products are not guarded first: 0 times infinity is noticed."""
+    """With a focal exponent of 2, products are first computed without guards; 0 times infinity must be noticed."""
     generator = torch.Generator().manual_seed(6)
     z, v = (3 * torch.randn(2, 4, 5, 8, generator=generator).to(KERNELS) for _ in range(2))
     y = torch.randint(0, 4, (2, 5, 8), generator=generator).to(KERNELS)
-    # All classes are right, with certainty.
+    # Every class of this voxel is predicted correctly, with certainty.
     z[0, :, 1, 1] = -torch.inf
     z[0, y[0, 1, 1], 1, 1] = torch.inf
     z[1, :, 2] *= 100
@@ -922,7 +922,7 @@ def test_a_module_keeps_its_options():
 
 
 def test_a_value_with_its_gradient_takes_two_kernels():
-    """One forward and one backward, whose residual is three numbers per sample and class."""
+    """Forward and backward run one kernel each; the residual is three numbers per sample and class."""
     recorder = KernelRecorder(Chip(227 << 10))
     call = F.dice_ce_loss.prepare(placeholder("float32", (2, 4, 64, 64)), placeholder("int64", (2, 64, 64)))
     recorder.call(call, [(True, False)])
@@ -954,7 +954,7 @@ def test_vectors_follow_from_sizes_and_strides_decide_only_how_they_are_read():
     ],
 )
 def test_chunks_of_a_few_samples_are_one_wave_of_blocks(itemsize, classes, heavy, vec_size, most):
-    """Of 132 multiprocessors, with two blocks on each, or three with one or two classes: not those of the GPU."""
+    """A wave is two blocks on each of 132 multiprocessors, or three with one or two classes, whatever the GPU has."""
     samples, voxels = 2, 96**3
     logits = VoxelStream((classes * voxels, 1), voxels, itemsize)
     none = VoxelStream((0, 0), vector=False)
@@ -963,11 +963,11 @@ def test_chunks_of_a_few_samples_are_one_wave_of_blocks(itemsize, classes, heavy
     assert x.vec_size == vec_size
     assert 0.95 * most <= samples * x.chunks <= most
     assert (x.chunks - 1) * x.per_chunk < voxels // vec_size <= x.chunks * x.per_chunk
-    # Gradients: at least 28 numbers of a thread, and blocks for a whole chunk.
+    # Gradients: at least 28 numbers per thread, and chunks that occupy whole blocks.
     chunks, per_chunk = gradient_chunks(x, 132)
     assert per_chunk % 128 == 0 and per_chunk // 128 * vec_size * classes >= 28
     assert (chunks - 1) * per_chunk < voxels // vec_size <= chunks * per_chunk
-    # With logits in shared memory: pieces of the value's chunks, in two waves of up to six blocks.
+    # With logits in shared memory: pieces of the value's chunks, in two waves of up to six blocks per multiprocessor.
     piece = gradient_piece(x, 132)
     assert piece % GRADIENT_THREADS == 0
     assert samples * x.chunks * -(-x.per_chunk // piece) <= 2 * 6 * 132
@@ -981,12 +981,12 @@ def test_every_preset_is_documented():
 
 @pytest.mark.parametrize(("dtype", "labels"), in_turn([torch.bfloat16, torch.float16], [torch.int64, torch.uint8]))
 def test_logits_that_come_through_shared_memory_give_the_same_bits(dtype, labels):
-    """On GPUs with room for them; on others threads load their logits themselves."""
+    """GPUs with enough shared memory stage logits there; on others, threads load their logits directly."""
     classes = 14
     x = 4 * torch.randn(2, classes, 31, 64, generator=torch.Generator().manual_seed(0))
     y = torch.randint(0, classes, (2, 31, 64), generator=torch.Generator().manual_seed(1)).to(labels)
     x[0, 1], x[0, 2, 3], x[1, :, 7, 5], y[1, 7, 5] = float("-inf"), 80.0, float("nan"), 3
-    y[0][y[0] == 1] = 2  # whose logits are not infinite
+    y[0][y[0] == 1] = 2  # a class whose logits are finite
     results = []
     for shared in (48 << 10, 227 << 10):
         with host.execution() as device:

@@ -1,4 +1,4 @@
-"""Copies by tiles: numbers, tiles that are cut, memory that belongs to nobody, and which copies take this way."""
+"""Copies by tiles: results, partial tiles, accesses out of bounds, and the copies for which tiles are used."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cupylosses.backends.torch import device as torch_device
 from cupylosses.engines import relayout
 from cupylosses.engines.strides import dense_strides
 
-#: Shapes, and the order of dimensions in memory of the copy: transposed, in many dimensions, with a short side, with
-#: one dimension between, odd, and an image.
+#: Shapes, and the order in memory of the copy's dimensions: transposed, many dimensions, a short side, a dimension
+#: between the two, odd sizes, and an image.
 COPIES = (
     ((130, 70), (1, 0)),
     ((3, 5, 66, 67), (1, 0, 3, 2)),
@@ -25,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float64", "bool")
 
 
 def strides_in(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides without gaps of dimensions in this order, the fastest one last."""
+    """Returns strides without gaps for dimensions in this order in memory, the fastest one last."""
     strides, step = [0] * len(shape), 1
     for d in reversed(order):
         strides[d], step = step, step * shape[d]
@@ -44,7 +44,7 @@ def numbers(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
 def test_copies(
     copy: tuple[tuple[int, ...], tuple[int, ...]], dtype: str, many_tiles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By large tiles and by small ones."""
+    """Copies by large and by small tiles have the numbers of their source, and so have copies back."""
     for name, limit in (("LEAST", 1), ("LEAST_BYTES", 1), ("LEAST_USED", 1 << 12), ("MANY_TILES", many_tiles)):
         monkeypatch.setattr(relayout, name, limit)
     relayout.tiles.cache_clear()
@@ -63,16 +63,16 @@ def test_copies(
     ("shape", "source", "strides", "by_tiles"),
     [
         ((256, 256), (256, 1), (1, 256), True),
-        # The fastest dimension stays.
+        # The fastest dimension stays the same.
         ((256, 256), (512, 1), (256, 1), False),
-        # Few elements: a kernel of its own is not worth while.
+        # Few elements: a kernel of its own is not worthwhile.
         ((64, 64), (64, 1), (1, 64), False),
-        # A side of a few elements, beside a long one.
+        # A short side beside a long one.
         ((1 << 16, 2), (2, 1), (1, 1 << 16), True),
         ((1 << 12, 100, 2), (200, 2, 1), (200, 1, 100), False),
         # Both sides are short.
         ((1 << 10, 15, 12), (180, 12, 1), (180, 1, 15), False),
-        # Neither dimension has neighbours.
+        # No dimension of the source is contiguous.
         ((256, 256), (512, 2), (1, 256), False),
         # An expanded dimension is copied for each of its indices.
         ((256, 64, 4), (64, 1, 0), (1, 1024, 256), True),

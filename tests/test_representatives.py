@@ -1,4 +1,4 @@
-"""The representatives have every structure between them, and are as few as possible."""
+"""The representatives together have every structure of a loss, and are as few as possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def every_trait(losses: tuple[Loss, ...]) -> set[Any]:
 
 
 def loss(operands: int = 2, parameters: int = 0, flags: int = 0, **others: Any) -> Loss:
-    """A definition of this structure."""
+    """Returns a definition with this structure."""
     names = iter("abcdefghijkl")
     return Loss(
         name="loss",
@@ -96,7 +96,7 @@ def test_another_formula_is_none() -> None:
 
 
 def test_the_fewest_are_found() -> None:
-    """Here a greedy choice by most traits needs one more."""
+    """A greedy choice by number of traits would need one more loss here."""
     most = replace(loss(parameters=1, flags=1), let={"x": "a"}, derivatives={"a": "1"})
     one = replace(loss(parameters=1), let={"x": "a"}, torch="x", mean_of_rows=True)
     two = replace(loss(flags=1), derivatives={"a": "1"}, module="x", warn_broadcast=True)

@@ -1,7 +1,7 @@
-"""The row engine in every row layout: values, gradients, bits, labels that are no class.
+"""The softmax engine in every row layout: values, gradients, bitwise reproducibility, labels out of range.
 
-Options belong to the formula, which ``test_rows.py`` tests; here each option meets some layout, and every layout with
-``--thorough``.
+Options belong to the formula, which ``test_rows.py`` tests. Here each option runs in some layout, and in every layout
+with ``--thorough``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.kernels
 
-#: As the tests call it: with names of reductions from parametrization.
+#: Untyped, because reductions come from parametrization as strings.
 F: Any = cupylosses.functional
 
 in_each_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -68,7 +68,7 @@ REDUCTIONS = ("mean", "none")
 
 @pytest.fixture(autouse=True)
 def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> Iterator[None]:
-    """Plans for the chip that LAYOUTS and SIZES assume, even on a GPU that has more, and for fewer rows."""
+    """Plans for the small chip that LAYOUTS and SIZES assume, even on a larger GPU; fewer rows count as many."""
     if GPU:
         F.cross_entropy(torch.zeros(1, 2, device=KERNELS), torch.zeros(1, dtype=torch.int64, device=KERNELS))
         device = torch_device.devices[torch.cuda.current_device()]
@@ -79,7 +79,7 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
 
 
 def drawn(layout: str, **how: Any) -> Drawn:
-    """Draws operands of a layout, on the device of the kernels."""
+    """Draws operands for a layout, on the device of the kernels."""
     return of_layout(layout, device=KERNELS, **how)
 
 
@@ -99,8 +99,8 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
 #: Layouts of many rows.
 OF_MANY_ROWS = ("packed_rows", "packed_rows, with gaps", "columns", "column_tiles", "interleaved_rows")
 
-#: Class counts around the capacity of a vector, a row of a warp, a block and a cluster; numbers of rows around a
-#: warp's, and around the limit of few.
+#: Dtype, class dimension and shapes for each kernel. Class counts are around the capacity of a vector, and of a warp,
+#: a block and a cluster that share a row. Row counts are around the size of a warp, and around the limit of few rows.
 SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "subwarp": (
         "float32",
@@ -149,7 +149,7 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
 }
 
 
-#: One of each kernel; the others have it in another dtype.
+#: One entry per kernel; the other entries use it with another dtype.
 FEW_SIZES = list({x.partition(" of ")[0]: x for x in reversed(SIZES)}.values())[::-1]
 
 
@@ -214,8 +214,8 @@ def test_pairs_of_rows_that_no_vector_divides(
     monkeypatch: pytest.MonkeyPatch,
     fresh_plans: Callable[[], None],
 ) -> None:
-    """Tiles that begin in the middle of a word, or end there; some of which no row counts, others a few. Gradients
-    begin in the same half of a word, in the other one, or in either.
+    """Tiles begin or end in the middle of a word. In some of them no row counts, in others a few do. Gradients begin in
+    the same half of a word as logits, in the other half, or in either.
     """
     given = draw(shape, 1, dtype, KERNELS, place=place)
     labels = given.target.clone()
@@ -266,7 +266,7 @@ def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[
 
 @pytest.mark.parametrize(("count", "ahead"), [(1, 16), (5, 16), (5, 2)])
 def test_slices_of_several_tiles_and_whole_ones(count: int, ahead: int, fresh_plans: Callable[[], None]) -> None:
-    """Two tiles in one pass, in two, and values alone: each a slice, or cut by five."""
+    """Two tiles, with a slice each or five in all: gradients in one pass and in two, and values without gradients."""
     with few_slices(count, ahead), noted_layouts() as found:
         given = draw((2, 1025, 40), 1, device=KERNELS)
         for reduction in ("mean", "none"):
@@ -278,7 +278,7 @@ def test_slices_of_several_tiles_and_whole_ones(count: int, ahead: int, fresh_pl
 
 @pytest.mark.parametrize("shape", [(70, 128), (133, 264), (21, 1104)], ids=str)
 def test_values_alone_of_short_rows(shape: tuple[int, int], fresh_plans: Callable[[], None]) -> None:
-    """In registers; warps take several rows, of some chunks and of few."""
+    """Short rows stay in registers. A warp processes several of them, in up to 10 chunks or in up to 5."""
     given = draw(shape, 1, device=KERNELS)
     labels = given.target.clone()
     labels[3 : shape[0] // 2] = -100
@@ -341,7 +341,7 @@ def test_short_rows_without_a_loss_in_registers(classes: int, fresh_plans: Calla
 def test_a_whole_chip(
     shape: tuple[int, ...], dtype: str, label_smoothing: float, fresh_plans: Callable[[], None]
 ) -> None:
-    """With all the shared memory of a GPU."""
+    """Uses all the shared memory of the GPU."""
     device = torch_device.devices[torch.cuda.current_device()]
     device.chip = dataclasses.replace(device.chip, shared=torch_device.TorchDevice(device.index).chip.shared)
     fresh_plans()
@@ -360,7 +360,7 @@ PLACED = {
 
 @pytest.mark.parametrize(("layout", "place", "reduction"), in_turn(list(PLACED), PLACES, REDUCTIONS, times=2))
 def test_places(layout: str, place: str, reduction: str) -> None:
-    """Rows that begin anywhere, with other data between them; their gradients have no gaps."""
+    """Rows begin at any address, with other data between them; their gradients have no gaps."""
     shape, class_dim = PLACED[layout]
     agrees_with_truth(draw(shape, class_dim, device=KERNELS, place=place), reduction)
 
@@ -411,14 +411,14 @@ def test_labels_beyond_the_sign_of_a_byte() -> None:
 
 
 def weights(classes: int, dtype: str = "float32") -> Tensor:
-    """Class weights, some of them 0, not contiguous."""
+    """Class weights that are not contiguous, some of them 0."""
     w = torch.rand(2 * classes, generator=torch.Generator().manual_seed(2)) + 0.25
     w[::6] = 0.0
     return w.to(getattr(torch, dtype)).to(KERNELS)[::2]
 
 
 def mask(shape: Any) -> Tensor:
-    """About two rows in three, broadcast along the first dimension."""
+    """A mask of about two rows in three, broadcast along the first dimension."""
     chosen = torch.rand(tuple(shape[1:]) or (1,), generator=torch.Generator().manual_seed(3)) < 0.67
     return chosen.to(KERNELS)
 
@@ -449,7 +449,7 @@ def test_parameters_of_logits_and_rows(layout: str, reduction: str) -> None:
 
 @pytest.mark.parametrize("shape", [(70, 83), (3, 43, 5, 3)], ids=str)
 def test_gradients_that_are_zeros_before(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of few log-probabilities, as if they were large."""
+    """Gradients of few log-probabilities are cleared before the kernel runs, as if they were large."""
     for name in ("SPARSE_BYTES", "SPARSE_APART_BYTES", "SPARSE_ROW_BYTES", "SPARSE_APART_ROW_BYTES"):
         monkeypatch.setattr(softmax_layout, name, 0)
     for reduction in REDUCTIONS:
@@ -461,7 +461,7 @@ def test_gradients_that_are_zeros_before(shape: tuple[int, ...], monkeypatch: py
 
 @pytest.mark.parametrize("shape", [(40, 128), (40, 130), (5, 2048)])
 def test_capped_halves_of_as_many_vectors_as_threads(shape: tuple[int, int]) -> None:
-    """What is kept of each logit takes twice its bytes, for which the launch must have asked."""
+    """A kernel keeps twice the bytes of each capped logit, so the launch must request that much shared memory."""
     agrees_with_truth(draw(shape, 1, dtype="float16", device=KERNELS), softcap=4.0)
 
 
@@ -483,7 +483,7 @@ def test_normalizers() -> None:
 
 
 def test_mean_of_no_rows() -> None:
-    """NaN, as in torch, and no gradient."""
+    """The value is NaN, as in torch, and the gradient is 0."""
     given = drawn("subwarp")
     x = given.input.detach().requires_grad_()
     value = F.cross_entropy(x, torch.full_like(given.target, -100))
@@ -552,7 +552,7 @@ def test_value_does_not_depend_on_the_gradient(layout: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_saved_tensors_that_come_back_elsewhere(reduction: str) -> None:
-    """As after offloading: without their gaps, at another address."""
+    """Saved tensors may come back without their gaps and at another address, as after offloading."""
 
     def elsewhere(x: Tensor) -> Tensor:
         return torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
@@ -574,8 +574,8 @@ def test_saved_tensors_that_come_back_elsewhere(reduction: str) -> None:
 
 @pytest.mark.parametrize(("classes", "reduction"), [(43, "mean"), (43, "none"), (1031, "mean")])
 def test_gradients_of_misaligned_logits_lie_as_these(classes: int, reduction: str) -> None:
-    """So that a row has the same vectors in both. The gradient is no view. If saved logits come back aligned, it is
-    aligned too.
+    """The gradient has the misalignment of the logits, so that a row has the same vectors in both, and it is no view.
+    If saved logits come back aligned, the gradient is aligned, too.
     """
     given = draw((5, classes), 1, device=KERNELS, place="misaligned")
     x = given.input.detach().requires_grad_()
@@ -593,7 +593,7 @@ def test_gradients_of_misaligned_logits_lie_as_these(classes: int, reduction: st
 
 
 def test_gradients_of_operators_are_aligned() -> None:
-    """Compilers of graphs take them for aligned."""
+    """Graph compilers assume that results of operators are aligned."""
     given = draw((5, 43), 1, device=KERNELS, place="misaligned")
     x = given.input.detach().requires_grad_()
     (g,) = torch.func.grad(lambda x: F.cross_entropy(x, given.target), argnums=(0,))(x)
@@ -659,7 +659,7 @@ def test_gradient_over_logits_with_gaps_is_a_new_one() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
-#: Layouts with more memory of the size of the logits: a copy, and four coefficients for each row of four classes.
+#: Layouts that allocate more memory of the size of the logits: a copy, and four coefficients per row of four classes.
 MORE_LARGE_MEMORY = ("subwarp, copied", "thread_per_row_packed")
 
 
@@ -696,10 +696,10 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradient(
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The same bits
+# Bitwise reproducibility
 
 
-#: Layouts of long rows, whose threads take turns at many accesses to memory.
+#: Layouts of long rows. They are slow on the host, where threads take turns at each memory access.
 SLOW = ("block, cluster", "two_pass")
 
 
@@ -709,7 +709,7 @@ def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable
     if not GPU:
         executions |= {f"order {n}": partial(host.execution, seed=n) for n in (1, 2)}
         executions |= {f"{n} processors": partial(host.execution, processors=n, seed=n) for n in (1, 7)}
-    if not thorough():  # Each of them in turn, in another order of threads than the results they are compared with.
+    if not thorough():  # Some of them in turn, in another thread order than the results they are compared with.
         first = list(LAYOUTS).index(layout)
         chosen = [list(executions)[(first + i) % len(executions)] for i in ((0,) if layout in SLOW else (0, 3))]
         executions = {name: executions[name] for name in chosen}
@@ -726,7 +726,7 @@ def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable
 
 
 def means(given: Drawn, **chosen: Any) -> list[Tensor]:
-    """Value, and gradients that are speculative, verified, from coefficients, and those of a graph of gradients."""
+    """The value, and its gradients for the expected grad_output, for another one, in two passes, and in a graph."""
     x = given.input.detach().requires_grad_()
     call = partial(given.function, **{**given.arguments, "input": x, "reduction": "mean", **chosen})
     with torch.no_grad():
@@ -737,8 +737,8 @@ def means(given: Drawn, **chosen: Any) -> list[Tensor]:
     return [*found, torch.autograd.grad(call(), x, create_graph=True)[0].detach()]
 
 
-#: Layouts whose kernels may count labels, or tally: slices never count, and few log-probabilities always do. And of
-#: these one whose rows lanes share, one for clusters, one for a thread to a row, and one without a softmax.
+#: Layouts whose kernels may count labels, or tally: slices never count, and few log-probabilities always do.
+#: COUNTING has a layout whose lanes share rows, one for clusters, one with a thread per row, and one without a softmax.
 FEW_ROWS = [x for x in LAYOUTS if x not in (*OF_MANY_ROWS, "column_slices", "label_only_few")]
 COUNTING = ["subwarp", "block, cluster", "thread_per_row", "label_only_columns"]
 
@@ -747,7 +747,7 @@ COUNTING = ["subwarp", "block, cluster", "thread_per_row", "label_only_columns"]
 def test_few_labels_are_counted_without_a_launch(
     layout: str, masked: bool, fresh_plans: Callable[[], None], ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each kernel counts them, or tallies the others, and finds the bits that a launch before finds."""
+    """Kernels count the labels, or tally the inactive rows, and get the bits that a separate launch gets."""
     given = drawn(layout)
     mask = torch.arange(given.target.numel(), device=KERNELS).reshape(given.target.shape) % 3 != 0
     chosen = {"mask": mask} if masked else {}
@@ -765,8 +765,8 @@ def test_few_labels_are_counted_without_a_launch(
     ran.clear()
     forget_assumptions(monkeypatch)
     tallied = means(given, **chosen)
-    # If not all rows count, the assumption of the first gradient is wrong, and the second one is not tallied, unless it
-    # is launched before a GPU has said so.
+    # If not all rows count, the assumption of the first gradient is wrong, and the second gradient is not tallied,
+    # unless it is launched before the GPU has reported that.
     every_row_counts = not masked and bool((given.target != -100).all())
     found, expected = ran.count("denominator"), 2 if every_row_counts else 3
     assert found == expected or (KERNELS == "cuda" and found == 2)
@@ -774,7 +774,7 @@ def test_few_labels_are_counted_without_a_launch(
 
 
 def forget_assumptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has all gradients assume that every row counts, also where that was wrong before."""
+    """Makes all gradients assume that every row counts, even where that assumption was wrong before."""
     for device in torch_device.devices.values():
         monkeypatch.setattr(device, "_missed", None)
 
@@ -783,7 +783,7 @@ def forget_assumptions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_assumptions_that_are_wrong(
     rows: int, fresh_plans: Callable[[], None], ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gradients are written again, in every backward of the graph, and later calls count first."""
+    """After a wrong assumption, every backward of the graph writes gradients again, and later calls count first."""
     forget_assumptions(monkeypatch)
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 4, generator=generator).to(KERNELS).requires_grad_()
@@ -791,7 +791,7 @@ def test_assumptions_that_are_wrong(
     (expected,) = torch.autograd.grad(F.cross_entropy(x, labels), x)
     labels[some:] = -100
     for launches in (["value_and_gradient"] * 2, ["denominator", "value_and_gradient"]):
-        fresh_plans()  # That of a known launch asks for no launcher.
+        fresh_plans()  # `ran` misses known launches, which request no launcher.
         ran.clear()
         value = F.cross_entropy(x, labels)
         found = torch.autograd.grad(value, x, retain_graph=True)[0]
@@ -807,14 +807,14 @@ def test_assumptions_that_are_wrong(
 
 @pytest.mark.parametrize(("rows", "counts"), [(1, 0), (257, 0), (1024, 0), (1025, 0)])
 def test_labels_that_are_counted(rows: int, counts: int, ran: list[str]) -> None:
-    """No launch of its own counts labels for a value."""
+    """A value needs no separate launch to count labels."""
     given = draw((rows, 4), 1, device=KERNELS)
     value_agrees_with_truth(given)
     assert ran.count("denominator") == counts
 
 
 def test_weights_are_summed_by_a_launch_before(ran: list[str]) -> None:
-    """In an order of their own, which a kernel that counts keeps if one warp takes them all."""
+    """The launch adds weights in its own order, which a kernel keeps only if one warp adds them all."""
     weight = torch.arange(4.0, device=KERNELS)
     for rows, kernels in ((256, ["value"]), (257, ["denominator", "value"])):
         given = draw((rows, 4), 1, device=KERNELS)
@@ -824,7 +824,7 @@ def test_weights_are_summed_by_a_launch_before(ran: list[str]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Rows that do not count, labels that are no class, edges
+# Rows that do not count, labels out of range, edges of the domain
 
 
 @pytest.mark.parametrize(("layout", "reduction", "bad"), in_turn(list(LAYOUTS), REDUCTIONS, BAD_ROWS))
@@ -879,7 +879,7 @@ def test_labels_are_checked(layout: str, fresh_plans: Callable[[], None]) -> Non
 
 
 def test_ignored_label_of_ones_own() -> None:
-    """A class, or a number that is none."""
+    """``ignore_index`` may be a class, or a number that is no class."""
     given = drawn("subwarp")
     for ignored in (3, 255, -1, 1 << 40):
         target = torch.where(given.target == -100, torch.tensor(ignored, device=KERNELS), given.target)
@@ -892,7 +892,7 @@ def test_ignored_label_of_ones_own() -> None:
 
 @pytest.mark.parametrize("layout", ["subwarp", "thread_per_row", "packed_rows", "label_only_rows"])
 def test_one_grad_output_for_all_rows_is_not_written_out(layout: str, ran: list[str]) -> None:
-    """The gradient of a sum has the bits of that for one number per row, by a kernel that reads a single one."""
+    """A kernel that reads a single grad_output for all rows gives the bits of one number per row."""
     given = drawn(layout)
     x = given.input.detach().requires_grad_()
     values = given.function(**{**given.arguments, "input": x}, reduction="none")

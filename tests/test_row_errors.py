@@ -1,4 +1,4 @@
-"""Calls that losses of rows refuse, and their messages: function, argument, expected, got, and the way out."""
+"""Calls that row losses refuse, and their messages: function, argument, expected, got, and a way out."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def test_deprecated_arguments_warn_at_the_line_that_gives_them() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Labels that are no class
+# Labels out of range
 
 
 @pytest.mark.parametrize("array", [torch.as_tensor, numpy.asarray], ids=["torch", "numpy"])
@@ -347,11 +347,11 @@ def test_the_message_of_a_label_is_also_that_of_kernels() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What has been checked is not checked again
+# Checked settings are cached
 
 
 def test_settings_that_are_equal_are_not_the_same() -> None:
-    """True equals 1.0, which is a valid label smoothing."""
+    """True equals 1.0, but only 1.0 is a valid label smoothing, so the cache must tell them apart."""
     x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
     for _ in range(3):
         F.cross_entropy(x, y, label_smoothing=1.0)

@@ -1,4 +1,4 @@
-"""Launch geometry of the row engine: pure functions of integers, checked against the preconditions of the kernels."""
+"""Launch geometry of the softmax engine: pure functions of integers, checked against the kernels' preconditions."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ CLASSES = sorted(
 )
 
 
-#: A GPU with everything, one without clusters, and the minimum of every GPU.
+#: A GPU with clusters and the most shared memory, one without clusters, and what every GPU has.
 CHIPS = (Chip(227 << 10, clusters=True), Chip(163 << 10), Chip())
 
-#: Distance between rows of a target, in rows, and the element where its first row begins.
+#: Distance between the rows of a target, in rows, and the element at which its first row begins.
 PLACES = ((1, 0), (1, 1), (2, 0), (3, 4))
 
 #: Shape, class dimension, dtype, strides and address modulo 16.
@@ -69,9 +69,7 @@ Logits = tuple[tuple[int, ...], int, str, tuple[int, ...], int]
 
 
 def fits_columns(classes: int, size: int) -> bool:
-    """True if rows of this many classes, by the size of a class, become columns; other strided rows are
-    copied first.
-    """
+    """True if strided rows of this many classes, each of ``size`` bytes, become columns; others are copied first."""
     return classes * size * THREAD_PER_ROW_THREADS_MIN <= SHARED_BYTES
 
 
@@ -88,11 +86,11 @@ def of(
     chip: Chip = CHIPS[0],
     heavy: bool = False,
 ) -> RowLayout:
-    """The layout of logits whose gradients have no gaps, as plans request it."""
+    """Returns the layout of logits whose gradients have no gaps, as plans request it."""
     strides = dense_strides(shape, (0,) * len(shape)) if strides is None else strides
     dense = dense_strides(shape, strides)
     rows, size = without(shape, class_dim), ITEMSIZE[dtype]
-    # Gradients of contiguous classes lie as the logits do.
+    # Gradients of contiguous classes have the misalignment of the logits.
     beside = address % 16 if strides[class_dim] == 1 else 0
     logits, gradients = (
         RowStrides(without(s, class_dim), s[class_dim], size, at)
@@ -104,7 +102,7 @@ def of(
 
 @st.composite
 def logits(draw: st.DrawFn) -> Logits:
-    """Logits with the strides of views."""
+    """Draws the geometry of logits with the strides of views."""
     classes = draw(st.one_of(st.sampled_from(CLASSES), st.integers(1, 1 << 18)))
     rows = draw(st.lists(st.sampled_from([1, 1, 2, 3, 5, 8, 16, 64]), max_size=4))
     class_dim = draw(st.integers(0, len(rows)))
@@ -123,12 +121,12 @@ def logits(draw: st.DrawFn) -> Logits:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What holds of every layout
+# Invariants of every layout
 
 
 @given(logits(), st.sampled_from(CHIPS))
 def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
-    """Shared memory has a place for each class, and a thread takes one class of the ends."""
+    """Shared memory has a place for each class, and a thread for each edge element."""
     shape, class_dim, dtype, strides, address = x
     layout = of(shape, class_dim, dtype, strides, address, chip)
     assert layout.vec_size * ITEMSIZE[dtype] <= 16
@@ -136,7 +134,7 @@ def test_a_row_fits_into_its_unit(x: Logits, chip: Chip) -> None:
 
 
 def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = False) -> None:
-    """Asserts that the layout has room for classes of this many bytes, for logits alone or with dense targets."""
+    """Asserts that classes of ``size`` bytes fit into the layout: of logits ``alone``, or also of dense targets."""
     vector = layout.vec_size * size
     assert layout.vec_size in (1, 2, 4, 8)
     assert layout.threads % WARP == 0
@@ -148,14 +146,14 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     assert layout.cluster == 1 or layout.kind in ("block", "two_pass", "column_tiles")
     unit = {"subwarp": layout.width}.get(layout.kind, layout.threads) * layout.cluster
     if layout.kind in ("subwarp", "block"):
-        # Every thread has room for as many vectors as the busiest one, and each warp that shares a shifted row with
-        # others for one more with each of them.
+        # Every thread has places for as many vectors as the busiest one. If warps share a shifted row, each warp has
+        # one more place whenever each of its threads has one.
         more = layout.threads // WARP if alone and layout.kind == "block" and layout.shifted > layout.gathered else 0
         places, rest = divmod(layout.shared, (layout.threads + more) * vector)
         assert rest == 0 and unit * places * layout.vec_size >= classes - classes % layout.vec_size
         assert layout.shared <= chip.shared - DECLARED_BYTES
     if layout.kind in ("subwarp", "block", "two_pass"):
-        # Each element at the edges has a thread, which takes several of labelled rows.
+        # Each edge element has a thread, which may process several of them in rows with class indices.
         each = max(1, layout.edges)
         assert each * unit >= 2 * (layout.vec_size - 1) or classes % layout.vec_size == 0
         assert each <= LANE_EDGES and unit & (unit - 1) == 0
@@ -179,7 +177,7 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert WARP <= layout.threads <= PACKED_THREADS and layout.per_thread == classes
         assert layout.threads * classes * size <= layout.shared <= SHARED_BYTES
     if layout.kind == "columns" and layout.warps > 1:
-        # The rows of another block have room, too.
+        # The rows of a second block fit, too.
         assert classes * size * WARP == layout.shared and 2 * layout.shared <= chip.shared - DECLARED_BYTES
         assert layout.threads == layout.warps * WARP <= layout.resident
     elif layout.kind == "columns" and not alone:
@@ -187,11 +185,11 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     elif layout.kind == "columns":
         assert layout.per_thread == classes and layout.threads == COLUMN_THREADS
     if layout.kind == "column_tiles":
-        # A warp evaluates one of the rows of a vector.
+        # A warp evaluates one row of a vector.
         assert layout.threads == layout.warps * WARP and layout.vec_size <= layout.warps
         assert layout.shared * layout.cluster >= classes * WARP * vector and layout.shared < chip.shared
     if layout.kind == "column_slices":
-        # A thread evaluates one row of a tile at most, and tiles of several slices have a counter each.
+        # A thread evaluates at most one row of a tile, and each tile of several slices has a counter.
         assert layout.threads == layout.warps * WARP and layout.lanes * layout.vec_size <= layout.threads
         assert layout.slices == layout.chunks or layout.chunks <= COUNTERS
         assert layout.chunks <= layout.slices == layout.width
@@ -201,8 +199,8 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
 
 @given(logits(), st.sampled_from(FLOATING), st.sampled_from(PLACES), st.sampled_from(CHIPS))
 def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, int], chip: Chip) -> None:
-    """Both operands have room for each class. Where a thread moves neighbouring classes, a row of both and of their
-    gradients is equally far from an aligned address; of operands that are shifted, a row of the gradients.
+    """Every class of both operands fits. Where a thread moves neighbouring classes, a row has the same misalignment in
+    both operands and their gradients; if operands are shifted, only in the gradients.
     """
     shape, class_dim, first, strides, address = x
     dense = dense_strides(shape, (0,) * len(shape))
@@ -237,8 +235,8 @@ def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, i
 
 @given(logits())
 def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
-    """Logits and gradients of a row are equally far from an aligned address where a thread moves neighbouring classes.
-    Where it moves neighbouring rows, both are aligned and there are as many rows as a vector holds.
+    """Where a thread moves neighbouring classes, a row has the same misalignment in logits and gradients. Where it
+    moves neighbouring rows, both are aligned and vectors divide the number of rows.
     """
     shape, class_dim, dtype, strides, address = x
     layout, size = of(shape, class_dim, dtype, strides, address), ITEMSIZE[dtype]
@@ -250,7 +248,7 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
         for start, s in ((address, strides), (address if strides[class_dim] == 1 else 0, dense))
     ]
     if layout.kind == "packed_rows" and layout.step:
-        # In the order of memory, rows of logits have a pitch, and gradients no gaps.
+        # In memory order, rows of logits have a constant pitch, and gradients have no gaps.
         order = numpy.argsort(places[0])
         pitch = {*numpy.diff(places[0][order])}
         assert len(pitch) == 1 and (places[0] % word == 0).all() and strides[class_dim] == layout.step
@@ -271,7 +269,7 @@ def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
         return
     assert prod(rows) % layout.vec_size == 0
     assert layout.vec_size == 1 or not (strides[class_dim] * size % word or dense[class_dim] * size % word)
-    # The kernel's numbering of rows: along the innermost dimension of all streams first.
+    # The kernel numbers rows along the innermost dimension of all streams first.
     sizes, merged = merge(rows, [without(strides, class_dim), without(dense, class_dim)])
     for start, stream in zip((address, 0), merged, strict=True):
         assert layout.vec_size == 1 or (stream[0] == 1 and sizes[0] % layout.vec_size == 0)
@@ -290,7 +288,7 @@ def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which layout for what
+# Choice of the layout
 
 
 @pytest.mark.parametrize(
@@ -316,7 +314,7 @@ def test_a_grid_has_work_for_every_block(x: Logits, processors: int) -> None:
     ],
 )
 def test_neighbouring_classes(classes: int, dtype: str, kind: str, cluster: int) -> None:
-    """On chip as long as a warp, a block, then a cluster has room; contiguous rows always in vectors of 16 bytes."""
+    """A row stays on chip if it fits into a warp, a block or a cluster. Contiguous rows always have 16-byte vectors."""
     layout = of((4096, classes), 1, dtype)
     assert (layout.kind, layout.cluster, layout.vec_size) == (kind, cluster, 16 // ITEMSIZE[dtype])
 
@@ -376,7 +374,7 @@ def test_few_rows_take_many_blocks() -> None:
 
 
 def test_labels_of_an_image_are_one_dimension() -> None:
-    """Its logits are not: the other classes lie between those of two images."""
+    """The logits have two dimensions, since the other classes are stored between one class of two images."""
     shape, labels, nothing = (8, 64, 64), (4096, 64, 1), (0, 0, 0)
     assert of((8, 19, 64, 64), 1).rank == 2
     assert softmax_layout.label_words(shape, 19, labels, nothing)[0] == 1
@@ -454,7 +452,7 @@ def test_many_rows_go_to_registers(shape: tuple[int, ...], dtype: str, kind: str
         (10, (13, 1), "float64", 8, (1, 1, False)),
         (10, (12, 1), "float32", 8, (2, 1, False)),
         (10, (16, 1), "bfloat16", 0, (8, 1, True)),
-        # Rows that begin within 16 bytes have padding as long as they end in their pitch.
+        # Rows that do not begin at a multiple of 16 bytes are padded as long as they end within their pitch.
         (10, (16, 1), "bfloat16", 2, (1, 1, True)),
         (15, (16, 1), "bfloat16", 4, (2, 1, False)),
         (15, (30, 2), "float32", 0, (2, 2, False)),
@@ -462,12 +460,12 @@ def test_many_rows_go_to_registers(shape: tuple[int, ...], dtype: str, kind: str
         (100, (103, 1), "bfloat16", 6, (1, 1, False)),
         (100, (200, 2), "bfloat16", 0, (8, 2, False)),
         (50, (100, 2), "float32", 0, (4, 2, False)),
-        # Gaps that are large, and steps; and rows of too many bytes, or overlapping ones.
+        # Large gaps, large class strides, rows of too many bytes, and overlapping rows.
         (10, (21, 1), "bfloat16", 0, None),
         (10, (50, 5), "bfloat16", 0, None),
         (100, (400, 4), "bfloat16", 0, None),
         (10, (8, 1), "bfloat16", 0, None),
-        # Lanes that share rows read 4 bytes as fast, and vectors that need no shift.
+        # Lanes that share rows are as fast with 4-byte elements, and with vectors that need no shift.
         (100, (103, 1), "float32", 0, None),
         (100, (104, 1), "bfloat16", 0, None),
     ],
@@ -476,14 +474,14 @@ def test_many_rows_go_to_registers(shape: tuple[int, ...], dtype: str, kind: str
 def test_rows_with_small_gaps_go_to_registers(
     classes: int, strides: tuple[int, int], dtype: str, address: int, found: tuple[int, int, bool] | None
 ) -> None:
-    """Words of a row, steps of its classes, and whether there is padding between rows in shared memory."""
-    # Gradients that are laid out for vectors have no offset.
+    """``found`` has the elements of a word, the class stride, and True if rows are padded in shared memory."""
+    # Gradients start at an aligned address, as vectors require.
     operands = [RowStrides(x[:1], x[1], ITEMSIZE[dtype], at) for x, at in ((strides, address), ((classes, 1), 0))]
     layout = softmax_layout.row_layout((MANY_ROWS,), classes, *operands, [(1,)] * 3, CHIPS[0])
     assert (layout.kind == "packed_rows") == (found is not None)
     assert found is None or (layout.vec_size, layout.step, layout.padded) == found
     assert layout.shared <= SHARED_BYTES
-    # Both agree on what is not copied.
+    # `row_layout` and `copied` agree: packed rows are not copied.
     assert found is None or not softmax_layout.copied((MANY_ROWS,), classes, operands, 1, True)
     few = softmax_layout.row_layout((MANY_ROWS - 1,), classes, *operands, [(1,)] * 3, CHIPS[0])
     assert not few.step
@@ -492,7 +490,7 @@ def test_rows_with_small_gaps_go_to_registers(
 
 
 def test_rows_with_small_gaps_in_several_dimensions() -> None:
-    """Only those that are evenly apart are copied together; streams of other strides do not matter."""
+    """Only rows at a constant distance are copied together; strides of labels and other streams do not matter."""
 
     def step(strides: tuple[int, ...], labels: tuple[int, int] = (512, 1)) -> int:
         tensors = [RowStrides(x, 1, 2, 0) for x in (strides, (5120, 10))]
@@ -537,10 +535,10 @@ def test_one_row_and_no_dimensions() -> None:
 
 @pytest.mark.parametrize(("dtype", "address"), [(d, a) for d in FLOATING for a in range(0, 16, ITEMSIZE[d])])
 def test_misaligned_logits(dtype: str, address: int) -> None:
-    """Rows of many classes keep their vectors, since their gradients lie as they do."""
+    """Rows of many classes keep their vectors, since their gradients have the same misalignment."""
     most = 16 // ITEMSIZE[dtype]
     assert of((4, 64), 1, dtype, address=address).vec_size == most
-    # Elements of 8 bytes are read one by one, others shifted.
+    # 8-byte elements are read one by one, others are shifted.
     found = of((4, 64), 1, dtype, strides=(65, 1), address=address)
     assert (found.vec_size, found.shifted) == ((1, False) if most == 2 else (most, True))
     apart = of((4, 5, 64), 1, dtype, address=address).vec_size * ITEMSIZE[dtype]
@@ -557,12 +555,12 @@ def test_rows_of_a_larger_matrix(step: int) -> None:
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("classes", [35, 1001, 50257])
 def test_odd_rows_keep_their_vectors(dtype: str, classes: int) -> None:
-    """Each row begins elsewhere, its gradients as far from an aligned address as its logits."""
+    """Rows differ in misalignment, but a row's gradients have that of its logits."""
     assert of((8, classes), 1, dtype).vec_size == 16 // ITEMSIZE[dtype]
 
 
 def test_few_threads_take_a_short_row() -> None:
-    """So a warp has several rows at once, and a long row as many threads as it has work for."""
+    """A warp then processes several short rows at once, and a long row has as many threads as it has work for."""
     widths = {c: of((1 << 16, c), 1).width for c in (33, 64, 128, 129, 512, 1024)}
     assert all(a <= b for a, b in zip(list(widths.values()), list(widths.values())[1:], strict=False))
     assert widths[33] < WARP == widths[1024]
@@ -575,21 +573,21 @@ def test_groups_are_bounded() -> None:
     assert of((1 << 21, 64), 1).chunks == WARP_CHUNKS
     assert of((1 << 20, 10), 1).chunks == WARP_CHUNKS and of((1 << 21, 10), 1).chunks == MAX_CHUNKS
     assert of((1 << 20, 10), 1, "float64").chunks == MAX_CHUNKS
-    # The next tile is on its way while a warp evaluates one.
+    # The next tile is in flight while a warp evaluates one.
     assert of((1 << 23, 4), 1).chunks == WARP_CHUNKS
     assert of((7, 32000), 1).chunks == 7
 
 
 def test_clusters_of_seven_where_those_of_eight_take_turns() -> None:
-    """64 tiles: clusters of eight blocks take them in three turns, those of seven in two."""
+    """Clusters of eight blocks process the 64 tiles in three rounds, clusters of seven in two."""
     layout = of((4096, 4096), 1, "bfloat16", strides=(1, 4096))
     assert layout.cluster == ODD_CLUSTER
     assert softmax_layout.blocks(layout, layout.chunks, 132) == 32 * ODD_CLUSTER
 
 
 def test_rows_too_long_or_too_few_for_tiles_are_sliced() -> None:
-    """As many slices as blocks run at once, of some classes for each thread, which has fewer of them on their way if
-    slices are few; of more tiles than that each is a slice, and needs no counter.
+    """There are as many slices as blocks run at once, each with some classes per thread. If slices are few, a thread
+    has fewer vectors in flight. If there are more tiles, each tile is one slice and needs no counter.
     """
     for rows, classes, tiles, slices, ahead in (
         (1024, 32000, 16, 264, 16),
@@ -602,15 +600,15 @@ def test_rows_too_long_or_too_few_for_tiles_are_sliced() -> None:
         assert layout.per_thread == ahead
         assert softmax_layout.blocks(layout, layout.chunks, 132) == min(slices, 2 * 132)
     assert of((16, 100000), 1, "float64", strides=(1, 16)).per_thread == 2
-    # Tiles have fewer rows where these are few and a cache holds them, but whole sectors.
+    # Tiles have fewer rows if rows are few and fit into a cache, but a tile has whole sectors.
     for rows, classes, tiles, lanes in ((64, 32000, 4, 8), (64, 16000, 1, 32), (64, 300000, 1, 32), (32, 32768, 2, 8)):
         layout = of((rows, classes), 1, "bfloat16", strides=(1, rows))
         assert (layout.vec_size, layout.chunks, layout.lanes) == (2, tiles, lanes)
-    # Tiles are those of several warps where their rows end within a sector, but not where some would have none.
+    # Several warps read a class of a tile if classes begin within sectors, unless some warps would have no rows.
     for rows, vec_size, tiles, lanes in ((1000, 2, 8, 64), (999, 1, 8, 128), (33, 1, 1, 64), (130, 2, 3, 32)):
         layout = of((rows, 1000001), 1, "bfloat16", strides=(1, rows))
         assert (layout.vec_size, layout.chunks, layout.lanes) == (vec_size, tiles, lanes)
-    # Rows that are read again are sliced however few elements they have; of others copies take less time.
+    # Rows that are read again are sliced however few elements they have; for others, a copy takes less time.
     for rows, classes, copied, again in (
         (8, 1 << 17, False, False),
         (7, 1 << 18, True, False),
@@ -628,14 +626,14 @@ def test_rows_too_long_or_too_few_for_tiles_are_sliced() -> None:
     [(8, 16, 4, 128), (8, 47, 4, 128), (8, 48, 4, 64), (8, 95, 2, 64), (7, 47, 2, 128)],
 )
 def test_interleaved_halves_lie_in_pairs(images: int, classes: int, rows: int, threads: int) -> None:
-    """Of a class a warp has a word for every pair of rows, and one more; of many classes, or few rows, fewer rows."""
+    """Per class, a warp has a word for each pair of rows and one more. Many classes or few rows mean fewer of these."""
     layout = of((images, classes, 129, 131), 1, "bfloat16")
     assert (layout.kind, layout.vec_size, layout.threads) == ("interleaved_rows", rows, threads)
     assert layout.shared == threads // WARP * classes * (16 * rows + 1) * 4
 
 
 def test_interleaved_halves_by_the_halves_of_words_that_they_begin_in() -> None:
-    """Every second class or each begins in the same half; gradients do, or in the other one, or some in either."""
+    """Every class or every second one begins in the same half of a word; gradients in that, the other, or either."""
     for pixels, planes, shifted, step in (
         (1027, 36, False, 2),
         (1027, 38, False, 2),
@@ -653,7 +651,7 @@ def test_interleaved_halves_by_the_halves_of_words_that_they_begin_in() -> None:
 
 
 def test_columns_of_many_odd_rows_leave_registers_for_more_threads() -> None:
-    """Lanes of few classes do so; many rows have as many partial sums as there are warps then."""
+    """Lanes of few classes leave registers for more threads; many rows then have as many partial sums as warps."""
     for shape, dtype, resident, chunks in (
         ((2, 5, 801, 803), "float32", 768, 3168),
         ((2, 6, 801, 803), "float32", 512, 2048),
@@ -678,7 +676,7 @@ def test_columns_of_many_odd_rows_leave_registers_for_more_threads() -> None:
 def test_affine_terms_of_few_classes_in_registers(
     shape: tuple[int, ...], class_dim: int, dtype: str, kind: str, rows: int
 ) -> None:
-    """Rows of a lane: of contiguous classes several tiles have room, of others a word of four bytes is loaded."""
+    """``rows`` is the number per lane: several tiles fit if classes are contiguous, else a lane loads 4-byte words."""
     operand = rows_of(dense_strides(shape, (0,) * len(shape)), class_dim, ITEMSIZE[dtype], 0)
     given, classes = without(shape, class_dim), shape[class_dim]
     others = dense_strides(given, (0,) * len(given))
@@ -695,12 +693,12 @@ def test_affine_terms_of_few_classes_in_registers(
 
 
 def contiguous_or_apart(rows: int, classes: int, itemsize: int, apart: bool) -> RowStrides:
-    """Rows whose classes are next to each other, or as far apart as there are rows."""
+    """Rows with contiguous classes, or with a class stride of ``rows``."""
     return RowStrides((1,), rows, itemsize, 0) if apart else RowStrides((classes,), 1, itemsize, 0)
 
 
 def test_lanes_share_rows_of_heavy_terms() -> None:
-    """Few of them in 32 bits, and all in 64."""
+    """Lanes share rows of heavy terms if these are few in 32 bits, and always in 64 bits."""
 
     def kind(rows: int, itemsize: int, heavy_terms: bool, classes: int = 16) -> str:
         operand = contiguous_or_apart(rows, classes, itemsize, False)
@@ -719,7 +717,7 @@ def test_lanes_share_rows_of_heavy_terms() -> None:
 
 
 def test_blocks_that_share_a_multiprocessor_take_rows_with_a_target_per_class() -> None:
-    """Small parts of a row, if two are enough: one block computes while another waits."""
+    """Each block has a small part of a row, if two parts are enough: one block computes while another waits."""
 
     def blocks(classes: int, itemsize: int) -> tuple[int, int]:
         operand = contiguous_or_apart(4096, classes, itemsize, False)
@@ -732,7 +730,7 @@ def test_blocks_that_share_a_multiprocessor_take_rows_with_a_target_per_class() 
 
 @pytest.mark.parametrize(("itemsize", "classes"), [(2, 48), (4, 80), (8, 80)])
 def test_few_rows_of_some_classes_are_copied(itemsize: int, classes: int) -> None:
-    """A thread has no asynchronous copies of single elements of 16 bits."""
+    """There are no asynchronous copies of single 16-bit elements, so a thread processes fewer such classes."""
     for count, copied in ((classes, False), (classes + 8, True)):
         logits = contiguous_or_apart(1000, count, itemsize, True)
         assert softmax_layout.copied((1000,), count, [logits] * 2, 1, True) == copied

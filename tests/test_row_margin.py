@@ -152,7 +152,7 @@ def test_dtypes(function: Any, dtype: torch.dtype) -> None:
     agree(function, drawn(function, 9, 130, dtype))
 
 
-#: Numbers of rows and classes: subwarps of several widths, warps and blocks share a row, with and without edge elements.
+#: Numbers of rows and classes: rows that subwarps, warps and blocks share, with and without edge elements.
 SIZES = [(70, 3), (9, 130), (5, 133), (3, 1100), (2, 4203)]
 
 
@@ -597,7 +597,7 @@ def test_bad_labels_of_lists(label: int, dim: int) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_second_derivatives(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels compute those of squared hinges, without the formula; those of other hinges are 0."""
+    """Kernels compute second derivatives of squared hinges without the formula; those of other hinges are 0."""
     monkeypatch.setattr(formulas, "hvp", None)
     scores, target = drawn(ONE, 3, 5)
     leaf = scores.requires_grad_()
@@ -676,7 +676,7 @@ def test_transforms(function: Any, reduction: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.kernels
 @pytest.mark.parametrize(("function", "reduction"), in_turn([ONE, LISTS], ["mean", "none"]))
 def test_a_compiled_graph(function: Any, reduction: str) -> None:
-    """A single graph gives the bits of eager mode. A graph of torch's own loss is wrong for lists."""
+    """A single graph gives the bits of eager mode. torch's own loss is wrong for lists in a graph."""
     torch.compiler.reset()
     scores, target = drawn(function, 3, 5)
     leaf = scores.requires_grad_()
@@ -776,7 +776,7 @@ def test_the_twins_of_torch() -> None:
 
 @pytest.mark.kernels
 def test_torchs_functions_are_served() -> None:
-    """Within `patch_torch`, kernels serve them, except where the value would have another shape or dtype."""
+    """Within `patch_torch`, kernels serve torch's functions unless the value would have another shape or dtype."""
     with cupylosses.patch_torch() as report:
         for function, module in ((ONE, "MultiMarginLoss"), (LISTS, "MultiLabelMarginLoss")):
             scores, target = drawn(function, 6, 5, f32)

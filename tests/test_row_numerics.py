@@ -1,4 +1,4 @@
-"""Losses of rows at the edges: rows that do not count, confident rows, infinities, NaN, labels that are no class."""
+"""Row losses at the edges of their domain: inactive rows, confident rows, infinities, NaN, labels out of range."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BAD = {"nan": nan, "inf": inf, "-inf": -inf}
 
 
 def graded(function: Callable[..., Tensor], x: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """The value, and the gradient of its sum."""
+    """Returns the value, and the gradient of its sum."""
     leaf = x.detach().clone().requires_grad_()
     value = function(leaf, *others, **options)
     return value.detach(), torch.autograd.grad(value.sum(), leaf)[0]
@@ -42,7 +42,7 @@ def positive_zero(x: Tensor) -> bool:
 
 
 def targets(row_loss: SoftmaxLoss, device: str, rows: int = 3, classes: int = 4) -> Tensor:
-    """Random targets of any kind that the loss takes."""
+    """Returns labels if the loss takes them, else random probabilities."""
     if row_loss.row:
         return (torch.arange(rows) % classes).to(device)
     return torch.randn(rows, classes, generator=torch.Generator().manual_seed(1)).softmax(-1).to(device)
@@ -60,8 +60,8 @@ def logits(device: str, rows: int = 3, classes: int = 4) -> Tensor:
 @pytest.mark.parametrize("what", BAD)
 @pytest.mark.parametrize("reduction", short_or_full(["none", "mean"], ["none", "mean", "sum"]))
 def test_masked_rows_count_for_nothing(row_loss: SoftmaxLoss, what: str, reduction: str, device: str) -> None:
-    """Whatever the row holds, in its logits and its target; even in second derivatives, whose kernels are those of
-    test_row_second.py.
+    """A masked row has no effect, whatever its logits and target hold, even on second derivatives. The kernels of these
+    are tested in test_row_second.py.
     """
     function, x, y = getattr(F, row_loss.name), logits(device), targets(row_loss, device)
     mask = torch.tensor([True, False, True], device=device)
@@ -136,7 +136,7 @@ def test_no_rows(row_loss: SoftmaxLoss, device: str) -> None:
 
 @of_labels
 def test_labels_of_weight_zero(row_loss: SoftmaxLoss, device: str) -> None:
-    """Not 0 * inf, which is NaN in torch."""
+    """An infinite loss with weight 0 counts as 0; torch computes 0 * inf, which is NaN."""
     function, x, y = getattr(F, row_loss.name), logits(device), torch.tensor([0, 1, 2], device=device)
     x[0, 0] = -inf
     weights = {str(row_loss.weights): torch.tensor([0.0, 1.0, 2.0, 0.5], device=device)}
@@ -158,13 +158,13 @@ def test_weights_of_sum_zero(name: str, weights: tuple[float, float], expected: 
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Sure rows
+# Confident rows
 
 
 def exactly(
     name: str, x: list[float], target: Any, dtype: torch.dtype, device: str, units: float, **options: Any
 ) -> None:
-    """Value and every element of the gradient are right to this many units in the last place, however small."""
+    """Asserts that value and gradient elements are right to ``units`` in the last place, however small they are."""
     given = torch.tensor([x], dtype=dtype, device=device)
     y = torch.tensor([target], device=device) if isinstance(target, int) else torch.tensor([target]).to(given)
     value, gradient = graded(getattr(F, name), given, y, reduction="sum", **options)
@@ -183,7 +183,7 @@ def exactly(
     ids=str,
 )
 def test_sure_rows_keep_their_digits(dtype: torch.dtype, gap: float, options: Mapping[str, float], device: str) -> None:
-    """Right and wrong, for the first class and the last one. torch's loss is 0 from a gap of 17 on."""
+    """Confidently right and wrong rows, for the first and the last class. torch's loss is 0 from a gap of 17 on."""
     for label in (0, 3):
         # A power multiplies the error of its base.
         exactly("cross_entropy", [gap, 0.0, -1.5, -0.25], label, dtype, device, 64, **options)
@@ -215,7 +215,7 @@ def test_students_near_their_teacher(beta: float, distance: float, device: str) 
     y = torch.tensor([teacher], device=device)
     value, gradient = graded(F.distillation_loss, student[None].to(device), y, beta=beta)
     assert value.item() >= 0.0
-    # The rounding of logits is not small beside a small difference of log-probabilities.
+    # The rounding error of logits is not small compared with a small difference of log-probabilities.
     lost = 2e-6 / distance if distance else 1.0
     assert value.item() == pytest.approx(exact, rel=lost + 1e-5, abs=0.0 if distance else 1e-30)
     # A confident student's gradient is a difference of terms that are larger by the ratio of the probabilities.
@@ -227,8 +227,8 @@ def test_students_near_their_teacher(beta: float, distance: float, device: str) 
 @pytest.mark.kernels
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 def test_divergences_of_narrow_rows(beta: float) -> None:
-    """To the last digit: near the teacher, confident alike, apart, masked, far from 0. A student's gradient alone takes
-    another way than both.
+    """bfloat16 results are right to the last digit: students near the teacher, equally confident, far apart, with
+    impossible classes, or far from 0. The student's gradient alone takes another path than both gradients.
     """
     from devices import KERNELS
 
@@ -316,7 +316,7 @@ def test_classes_of_probability_zero_beside_the_label(device: str) -> None:
 
 @pytest.mark.parametrize("name", ["cross_entropy", "kl_div_with_logits"])
 def test_impossible_classes_without_mass(name: str, device: str) -> None:
-    """0 * inf is 0; torch's cross entropy of probabilities is NaN."""
+    """An impossible class without mass adds 0; torch's cross entropy of probabilities is NaN."""
     x, t = torch.tensor([[0.5, -inf, 2.0]], device=device), torch.tensor([[0.25, 0.0, 0.75]], device=device)
     value, gradient = graded(getattr(F, name), x, t)
     expected = graded(getattr(F, name), x[:, [0, 2]], t[:, [0, 2]])
@@ -401,14 +401,14 @@ def test_softcap_holds_infinities(device: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Labels that are no class
+# Labels out of range
 
 
 @of_labels
 @pytest.mark.parametrize("label", [5, -1, -101, 2**40])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_labels_out_of_range(row_loss: SoftmaxLoss, label: int, reduction: str, device: str) -> None:
-    """The row is NaN and has no gradient; the others are as if it were absent."""
+    """The row is NaN with a gradient of 0; the other rows are as if it were absent."""
     function, x = getattr(F, row_loss.name), logits(device, classes=5)
     y = torch.tensor([0, label, 2], device=device)
     value, gradient = graded(function, x, y, reduction=reduction, check_targets="off")
@@ -429,7 +429,7 @@ def test_labels_of_every_dtype_may_be_ignored(device: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Dtypes, sums, and what is returned besides
+# Dtypes, sums, and additional results
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -456,7 +456,7 @@ def test_autocast_computes_in_float32(row_loss: SoftmaxLoss, device: str) -> Non
 
 @each_loss
 def test_rows_do_not_depend_on_each_other(row_loss: SoftmaxLoss, device: str) -> None:
-    # Kernels add the ends of a misaligned row separately, so rows of whole vectors are a case of their own here.
+    # Kernels add the edge elements of a misaligned row separately, so this test uses rows of whole vectors.
     function, x, y = getattr(F, row_loss.name), logits(device, 7, 8), targets(row_loss, device, 7, 8)
     together = graded(function, x, y, reduction="none", class_dim=-1)
     for i in range(7):
@@ -513,12 +513,12 @@ def test_normalizer_replaces_the_count(device: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Transforms, by the formulas
+# Transforms, computed by the formulas
 
 
 @each_loss
 def test_function_transforms(row_loss: SoftmaxLoss) -> None:
-    """``grad``, ``jvp`` and ``vmap`` of torch.func; labels are not read there."""
+    """Covers ``grad``, ``jvp`` and ``vmap`` of torch.func, under which labels are not read."""
     x, y = logits("cpu", 4, 5).double(), targets(row_loss, "cpu", 4, 5)
     y = y.double() if y.is_floating_point() else y
 
@@ -540,7 +540,7 @@ def test_function_transforms(row_loss: SoftmaxLoss) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_primitives(dtype: torch.dtype) -> None:
-    """Value, gradients and second derivatives of the primitives that only expressions of rows use."""
+    """Tests value, gradients and second derivatives of primitives that only row expressions use."""
     from devices import KERNELS
 
     from cupylosses.reference_math import log_relative_entropy, power
@@ -573,7 +573,7 @@ def test_primitives(dtype: torch.dtype) -> None:
 
 
 def with_derivatives(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """The value, its gradients, and the second derivatives along a direction."""
+    """Returns the value, its gradients, and the second derivatives along a direction."""
     first = torch.autograd.grad(value.sum(), leaves, create_graph=True, materialize_grads=True)
     along = sum((1.0 + 2.0 * i) * x.sum() for i, x in enumerate(first))
     second = torch.autograd.grad(along, leaves, materialize_grads=True)

@@ -1,4 +1,4 @@
-"""Losses of rows that torch has, judged by torch's own test data: OpInfos and ModuleInfos."""
+"""Row losses that torch has, too, on torch's own test data: OpInfos and ModuleInfos."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def twin(row_loss: SoftmaxLoss) -> Callable[..., Tensor]:
 
 
 def samples(row_loss: SoftmaxLoss, device: str, dtype: torch.dtype) -> Iterator[Arguments]:
-    """The arguments of torch's samples, by name."""
+    """Yields the arguments of torch's samples, by name."""
     info = opinfo.databases()[0][str(row_loss.torch)]
     for given in info.reference_inputs(device, dtype, requires_grad=False):
         values = (given.input, *given.args)
@@ -43,7 +43,7 @@ def samples(row_loss: SoftmaxLoss, device: str, dtype: torch.dtype) -> Iterator[
 
 
 def graded(function: Callable[..., Tensor], given: Arguments) -> tuple[Tensor, list[Tensor]]:
-    """The value, and the gradients of its weighted sum with respect to the floating operands."""
+    """Returns the value, and the gradients of its weighted sum with respect to the floating operands."""
     leaves = {n: given[n].detach().clone().requires_grad_() for n in ("input", "target") if _floating(given[n])}
     value = function(**{**given, **leaves})
     upstream = torch.linspace(0.25, 1.25, value.numel(), dtype=torch.float64).reshape(value.shape).to(value)
@@ -55,14 +55,14 @@ def _floating(x: Any) -> bool:
 
 
 def holds(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], given: Arguments) -> None:
-    """Dtype and shape match torch's result; value and gradients match torch's function in float64."""
+    """Asserts that dtype and shape match torch's result, and value and gradients torch's function in float64."""
     value, gradients = graded(ours, given)
     native = theirs(**given)
     assert (value.dtype, value.shape) == (native.dtype, native.shape)
     wide = {n: x.double() if _floating(x) else x for n, x in given.items()}
     expected, slopes = graded(theirs, wide)
     for found, exact in zip([value, *gradients], [expected, *slopes], strict=True):
-        # In float64 torch's own errors are no smaller.
+        # In float64 torch's own errors are as large, so default tolerances apply.
         eps = {} if found.dtype == torch.float64 else dict.fromkeys(("rtol", "atol"), 4 * torch.finfo(found.dtype).eps)
         torch.testing.assert_close(found.double().cpu(), exact.cpu(), equal_nan=True, **eps)
 
@@ -70,8 +70,8 @@ def holds(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], given: Arg
 @each_twin
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_functions(row_loss: SoftmaxLoss, dtype: str, device: str) -> None:
-    """Every sample, and in kernels, which are compiled for each setting again, a few of those in other dtypes than
-    float32: others in each.
+    """Covers every sample, except that kernels, which are compiled for each setting, get only a few in each dtype other
+    than float32, different ones per dtype.
     """
     found = list(samples(row_loss, device, getattr(torch, dtype)))
     assert found
@@ -81,12 +81,12 @@ def test_functions(row_loss: SoftmaxLoss, dtype: str, device: str) -> None:
 
 
 def few(inputs: Sequence[T]) -> Sequence[T]:
-    """Some ModuleInputs, for kernels: a Module calls the function, whose samples are more."""
+    """Returns some ModuleInputs, for kernels: a Module calls the function, which has more samples."""
     return short_or_full(inputs[::5], inputs)
 
 
 def modules(row_loss: SoftmaxLoss, device: str) -> Iterator[tuple[torch.nn.Module, torch.nn.Module, Any, Any]]:
-    """Our Module and torch's, made alike, the operands of a call, and torch's reference for it."""
+    """Yields our Module and torch's with the same arguments, the operands of a call, and torch's reference for it."""
     info = opinfo.databases()[1][row_loss.class_name]
     torch.manual_seed(0)
     every = info.module_inputs_func(info, device=device, dtype=torch.float32, requires_grad=False, training=True)
@@ -125,7 +125,7 @@ def test_errors_of_modules(row_loss: SoftmaxLoss) -> None:
         made, called = given.module_error_input.constructor_input, given.module_error_input.forward_input
         weight = made.kwargs.get("weight")
         if weight is not None and weight.dtype != called.args[0].dtype:
-            continue  # Dtypes mix here.
+            continue  # Our losses allow mixed dtypes.
         with pytest.raises(opinfo.RAISED.get(given.error_type, given.error_type), match=f"^{row_loss.name}: "):
             getattr(nn, row_loss.class_name)(*made.args, **made.kwargs)(*called.args, **called.kwargs)
 

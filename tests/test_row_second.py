@@ -1,4 +1,4 @@
-"""Second derivatives of losses of rows, which kernels compute on nested dual numbers."""
+"""Second derivatives of row losses, which kernels compute with nested dual numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from cupylosses.testing.tolerance import compare, same_bits
 
 pytestmark = pytest.mark.kernels
 
-#: Layouts with different code for second derivatives; rows too long for shared memory are nothing special here.
+#: Layouts with different code for second derivatives; rows too long for shared memory need no code of their own here.
 WAYS = (
     "subwarp", "block", "block, cluster", "thread_per_row", "thread_per_row_packed", "packed_rows", "label_only_tiles",
     "label_only_columns",
@@ -61,7 +61,7 @@ def no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formulas, "evaluate", never)
 
 
-#: The storage of logits, that of directions beside them, and their dtype.
+#: Storage of the logits, storage of the directions, and the dtype.
 MEMORY = [
     *[(place, "alike", "float32") for place in PLACES],
     *[("contiguous", how, "float32") for how in DIRECTIONS[1:]],
@@ -78,7 +78,7 @@ def test_layouts(
 ) -> None:
     place, how, dtype = memory
     if layout == "subwarp":
-        # Few lanes share a row, as if there were many.
+        # Few lanes share a row, as if there were many rows.
         monkeypatch.setattr(softmax_layout, "SECOND_THREADS", 1)
     given = row_properties.of_layout(layout, device=KERNELS, place=place, dtype=dtype)
     second_agrees_with_truth(given, how, reduction)
@@ -91,7 +91,7 @@ def test_layouts(
     short_or_full(few_cases, list)([x for x in kernel_cases() if x.values[0] in LOSSES]),
 )
 def test_options(what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of every option with some loss; of every two options with each loss with ``--thorough``."""
+    """Each choice of an option occurs with some loss; with ``--thorough``, any two choices occur with each loss."""
     name, arguments = build(what, setting, KERNELS)
     x = arguments["input"].detach().requires_grad_()
     along = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x)
@@ -102,13 +102,13 @@ def test_options(what: str, setting: Mapping[str, Any]) -> None:
     found = torch.autograd.grad(gradient, (grad_output, x), along, materialize_grads=True)
     for a, expected, like in zip(found, (exact.along, exact.changed["input"]), (grad_output, x), strict=True):
         assert expected is not None and (a.dtype, a.shape) == (like.dtype, like.shape)
-        # In the precision in which it was computed.
+        # Compare in the precision in which it was computed.
         narrow = a.float() if a.dtype == torch.float64 and x.dtype != torch.float64 else a
         comparison = compare(narrow.cpu(), expected)
         assert comparison.ok, str(comparison)
 
 
-#: The reduction, dtypes and storage of logits and targets, and which of the two have directions.
+#: The reduction; for logits and targets the dtypes and the storage, and True if they have a direction.
 MIXED_DERIVATIVES = [
     ("mean", ("float32", "float32"), ("contiguous", "contiguous"), (True, True)),
     ("none", ("bfloat16", "float32"), ("misaligned", "apart"), (True, False)),
@@ -138,13 +138,13 @@ def test_targets_per_class(row_loss: str, layout: str, case: int, no_formula: No
 def test_many_rows_of_targets_per_class(
     row_loss: str, moving: tuple[bool, bool], dtypes: tuple[str, str], no_formula: None
 ) -> None:
-    """A warp moves those of few classes together."""
+    """A warp moves rows of few classes together."""
     with few_rows_are_many():
         second_agrees_with_truth(draw_terms(row_loss, (70, 6), KERNELS, dtypes), moving=moving)
 
 
 def test_many_rows_whose_labels_and_masks_lie_otherwise(no_formula: None) -> None:
-    """Rows follow each other in memory, but not in the order of what is read beside them."""
+    """Rows follow each other in memory, but in another order than their labels and masks."""
     given = row_properties.draw((13, 9, 7), 2, device=KERNELS)
     given = given._replace(target=given.target.t().contiguous().t())
     terms = draw_terms("cross_entropy with everything", (13, 7, 9), KERNELS)
@@ -164,15 +164,15 @@ def test_equal_logits_against_targets_per_class(row_loss: str, shape: tuple[int,
     terms_second_of_equal_logits(draw_terms(row_loss, shape, KERNELS))
 
 
-#: Losses and options, operands that are sure of a class, and those that move: along them, what that class adds to the
-#: derivative by a sure operand does not get small.
+#: Losses and options, operands that are confident of a class, and operands that have directions. Along these, what the
+#: confident class adds to the derivative with respect to a confident operand does not get small.
 SURE: Mapping[str, tuple[str, Mapping[str, float], tuple[bool, bool], tuple[bool, bool]]] = {
     "teacher": ("distillation_loss", {}, (False, True), (True, False)),
     "student": ("distillation_loss", {"beta": 1.0}, (True, False), (False, True)),
     "both": ("kl_div_with_logits of logarithms", {"temperature": 1.0}, (True, True), (False, True)),
 }
 
-#: Shapes of rows that a lane, lanes, warps or blocks share; the last one is taken as if it had many rows.
+#: Shapes whose rows one lane processes, or lanes, warps or blocks share; the last is processed like one of many rows.
 SHARED = [(3, 4, 5, 7), (37, 43), (3, 301), (2, 4099), (70, 6)]
 
 
@@ -186,7 +186,7 @@ def test_sure_targets_per_class_keep_their_digits(shape: tuple[int, ...], sure: 
 
 @pytest.mark.parametrize("row_loss", short_or_full(["cross_entropy with everything"], list(TERM_LOSSES)))
 def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> None:
-    """Their derivatives are 0, whatever they and their directions hold."""
+    """The derivatives of masked rows are 0, whatever the rows and their directions hold."""
     call = draw_terms(row_loss, (6, 43), KERNELS, reduction="none")
     out = torch.tensor([True, False] * 3, device=KERNELS)
     names, expected = NAMES[call.loss][:2], None
@@ -207,7 +207,7 @@ def test_masked_rows_of_targets_per_class(row_loss: str, no_formula: None) -> No
     ids=str,
 )
 def test_equal_logits(layout: str, options: Mapping[str, float], no_formula: None) -> None:
-    """Any of the largest logits, which serve as reference, may be the label's."""
+    """Any of the largest logits, which are the reference of the softmax, may be the label's."""
     given = row_properties.of_layout(layout, device=KERNELS)
     row_properties.second_of_equal_logits(given, **options if registry(SoftmaxLoss)[given.loss].softmax else {})
 
@@ -222,7 +222,7 @@ def test_equal_logits(layout: str, options: Mapping[str, float], no_formula: Non
     ids=str,
 )
 def test_sure_rows_keep_their_digits(dtype: str, gap: float, options: Mapping[str, float], no_formula: None) -> None:
-    """Right and wrong, along directions that are nearly parallel."""
+    """Confidently right and wrong rows, along a direction that is nearly the same for all classes."""
     kind = getattr(torch, dtype)
     eps, tiny = torch.finfo(kind).eps, torch.finfo(kind).tiny
     for label in (0, 3):
@@ -258,7 +258,7 @@ def test_impossible_classes(shape: tuple[int, ...], direction: float, no_formula
 
 @pytest.mark.parametrize("layout", short_or_full(WAYS[::2], WAYS))
 def test_rows_that_do_not_count(layout: str, no_formula: None) -> None:
-    """They are not read: their derivatives are 0, whatever they, their directions and their grad_outputs hold."""
+    """Inactive rows are not read: derivatives are 0, whatever their logits, directions and grad_outputs hold."""
     given = row_properties.of_layout(layout, device=KERNELS)
     dim, y = given.class_dim, given.target
     mask = torch.rand(y.shape, generator=torch.Generator().manual_seed(1)).to(KERNELS) < 0.7
@@ -278,7 +278,7 @@ def test_rows_that_do_not_count(layout: str, no_formula: None) -> None:
 @pytest.mark.parametrize("row", [[nan, 1.0, 2.0], [inf, 1.0, 2.0], [-inf] * 3], ids=["nan", "inf", "-inf"])
 @pytest.mark.parametrize("along", [[1.0, 1.0, 1.0], [0.5, -1.0, 2.0]], ids=str)
 def test_rows_without_a_value(name: str, row: list[float], along: list[float], no_formula: None) -> None:
-    """They have no derivatives along any direction, and leave others alone."""
+    """The derivatives of such a row are NaN along any direction; other rows are unaffected."""
     if not registry(SoftmaxLoss)[name].softmax:
         pytest.skip("only the label is read")
     x = torch.tensor([row, [0.5, -0.5, 1.0]], device=KERNELS)
@@ -290,7 +290,7 @@ def test_rows_without_a_value(name: str, row: list[float], along: list[float], n
 
 
 def test_a_slope_of_zero_moves(no_formula: None) -> None:
-    """lse^2 at lse = 0 has slope 0, and a curvature."""
+    """At lse = 0, lse^2 has slope 0 but a curvature, so its second derivative must not be dropped."""
     x = torch.full((1, 4), -torch.tensor(4.0).log().item(), dtype=torch.float64, device=KERNELS, requires_grad=True)
     function = partial(
         F.cross_entropy, target=torch.tensor([1], device=KERNELS), weight=torch.zeros(4).to(x), z_loss=0.5
@@ -309,7 +309,7 @@ def test_a_slope_of_zero_moves(no_formula: None) -> None:
     ],
 )
 def test_nothing_to_divide_by(name: str, divided: str, no_formula: None) -> None:
-    """There is no gradient then, whatever multiplies it, so its derivative is 0."""
+    """With a divisor of 0, the gradient is 0 whatever multiplies it, so its derivative is 0, too."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(KERNELS).requires_grad_()
     options: dict[str, Any] = {
         "by rows": {"ignore_index": 0},
@@ -335,7 +335,7 @@ def test_order_and_grid_do_not_matter(layout: str) -> None:
 
 
 def test_hessian_vector_products_read_twice(ran: list[str], no_formula: None) -> None:
-    """By double backward, forward over reverse, and the double-backward trick; each runs one kernel."""
+    """Covers double backward, which runs one kernel, forward over reverse, and the double-backward trick."""
     given = row_properties.of_layout("subwarp", device=KERNELS, dtype="float64")
     v = directions(given, "alike")
 
@@ -363,7 +363,7 @@ def test_an_affine_loss_takes_no_kernel(ran: list[str], no_formula: None) -> Non
 
 
 def test_layouts_are_what_they_are_called() -> None:
-    """Every row layout occurs."""
+    """WAYS covers every layout of second derivatives, and its names tell clusters and `label_only` layouts."""
     kinds = set()
     for layout in WAYS:
         shape, dim, name, *_ = LAYOUTS[layout]
@@ -382,8 +382,8 @@ def test_layouts_are_what_they_are_called() -> None:
     }  # fmt: skip
 
 
-#: Losses, their rows, dtypes and storage, whose second derivatives by the first operand stay in registers; and whether
-#: the derivative by grad_output is asked for, too.
+#: Losses, shapes, dtypes and storage for which second derivatives with respect to the first operand stay in registers;
+#: and True if the derivative with respect to grad_output is requested, too.
 IN_REGISTERS = [
     ("cross_entropy", (9, 100), ("bfloat16", "bfloat16"), ("contiguous", "contiguous"), False),
     ("kl_div_with_logits of logarithms", (5, 199), ("float32", "float32"), ("contiguous", "misaligned"), True),
@@ -403,7 +403,7 @@ IN_REGISTERS = [
 def test_targets_per_class_in_registers(
     case: int, reduction: str, no_formula: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Second derivatives by the first operand alone, of rows that few lanes share, or the warps of a block."""
+    """Covers the first operand's second derivatives, in rows that few lanes or the warps of a block share."""
     monkeypatch.setattr(softmax_layout, "SECOND_THREADS", 1)
     monkeypatch.setattr(softmax_layout, "SECOND_COLUMN_ROWS", 1)
     row_loss, shape, dtypes, places, valued = IN_REGISTERS[case]
@@ -435,7 +435,7 @@ def test_targets_per_class_in_registers(
 def test_images_whose_rows_warps_share(
     classes: int, dtype: str, place: str, no_formula: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Warps have equal numbers of classes or not; the last rows of a block are missing."""
+    """Warps have equal or unequal numbers of classes, and the last block has fewer rows."""
     monkeypatch.setattr(softmax_layout, "SECOND_COLUMN_ROWS", 1)
     given = row_properties.draw((2, classes, 5, 7), 1, dtype, KERNELS, place)
     second_agrees_with_truth(given, "alike", "mean")
@@ -443,7 +443,7 @@ def test_images_whose_rows_warps_share(
 
 @pytest.mark.parametrize(("itemsize", "least"), [(2, 10), (4, 17), (8, 25)])
 def test_a_thread_alone_takes_fewer_classes_apart(itemsize: int, least: int) -> None:
-    """Warps share the rows of images with labels from so many classes on, where they lie."""
+    """From ``least`` classes on, warps share the rows of images with labels, and read them in place."""
     pixels, strides = (64, 64), (64, 1)
     for classes in (least - 1, least):
         rows = softmax_layout.RowStrides(strides, 64 * 64, itemsize, 0)
@@ -456,7 +456,7 @@ def test_a_thread_alone_takes_fewer_classes_apart(itemsize: int, least: int) -> 
 
 
 def test_impossible_classes_and_masked_rows_in_registers(no_formula: None) -> None:
-    """A class of -inf has no derivative, whatever its direction, and a masked row none, whatever it holds."""
+    """The derivative is 0 for a class of -inf, whatever its direction, and in a masked row, whatever it holds."""
     generator = torch.Generator().manual_seed(0)
     x, v = torch.randn(2, 6, 75, generator=generator)
     target = torch.randn(6, 75, generator=generator).softmax(1)

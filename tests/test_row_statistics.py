@@ -1,4 +1,4 @@
-"""Losses of row statistics: exact cases, kernels against formulas in float64, and what surrounds them."""
+"""Losses of row statistics: exact cases, kernels against float64 formulas, copies, transforms, graphs, arguments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def drawn(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> list[torch.Tensor]:
-    """Vectors that are similar enough for hinges to be active, and labels of both signs."""
+    """Draws vectors that are similar enough for hinges to be active, and labels of both signs."""
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(*rows, features, generator=generator, dtype=torch.float64)
     found = []
@@ -62,7 +62,7 @@ def drawn(
 def gradients(
     function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any
 ) -> list[torch.Tensor]:
-    """The value and the gradients of every floating operand, and of the weight if it is an array."""
+    """Returns the value, and the gradients of every floating operand and of the weight if it is an array."""
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in operands]
     weight = options.get("weight")
     if isinstance(weight, torch.Tensor):
@@ -77,7 +77,7 @@ def gradients(
 
 
 def exact(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> Any:
-    """The results of the formula, in float64, on the CPU."""
+    """Returns the results of the formula in float64 on the CPU."""
     wide = {k: x.cpu().double() if _is_floating(x) else _on_cpu(x) for k, x in options.items()}
     before = plans.use_host(None)
     try:
@@ -97,7 +97,7 @@ def _on_cpu(x: Any) -> Any:
 
 
 def agree(function: Callable[..., Any], operands: Sequence[torch.Tensor], scale: float = 1.0, **options: Any) -> None:
-    """Value and gradients of the kernels are those of the formula."""
+    """Asserts that kernels give the value and gradients of the formula."""
     found, right = gradients(function, operands, scale, **options), exact(function, operands, scale, **options)
     for a, b in zip(found, right, strict=True):
         tolerance = 2e-12 if a.dtype == torch.float64 else 2 * torch.finfo(a.dtype).eps
@@ -116,7 +116,7 @@ TRIPLET_SLOPES = (
     (0.408248290464, 0.408248290464, -0.816496580928),
 )
 
-#: Loss, dtype, operands, options, value, and gradients of the vectors; None for one that is not written down.
+#: Loss, dtype, operands, options, value, and gradients of the vectors; None for a gradient that is not checked.
 CASES: Sequence[tuple[Any, ...]] = (
     (
         COSINE, f64, (A, B, 1), {"eps": 0.0}, 0.403715206000056,
@@ -255,7 +255,7 @@ def test_dtypes(function: Any, dtype: torch.dtype) -> None:
     agree(function, drawn(function, dtype=dtype))
 
 
-#: Shapes of rows and numbers of features: lanes of every width, blocks, and rows that are longer than registers.
+#: Shapes of rows and numbers of features: subwarps of every width, blocks, and rows that do not fit into registers.
 SHAPES = [((3, 5), 1), ((70,), 8), ((9,), 130), ((), 40), ((2,), 516), ((2,), 4100)]
 
 
@@ -276,7 +276,7 @@ def test_lengths(shape: tuple[Sequence[int], int], reduction: str) -> None:
     ),
 )
 def test_checks(function: Any, layout: str) -> None:
-    """The checks of `scripts/compare.py`, in each layout."""
+    """Runs the checks of `scripts/compare.py` in each layout."""
     outcome = perform(Check(function.loss, function.loss.cases[-1], ("float32",), layout=layout))
     assert outcome.ok, outcome.problems
 
@@ -305,7 +305,7 @@ def strided(x: torch.Tensor, layout: str) -> torch.Tensor:
     ids=str,
 )
 def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], features: int, dtype: torch.dtype) -> None:
-    """Of a value, nor of gradients; those lie as the operands do. Many features are read from copies."""
+    """Value and gradients have the bits of contiguous operands. Vectors of many features are read from copies."""
     first, second, label = drawn(COSINE, rows, features, dtype)
     plain = gradients(COSINE, (first, second, label), reduction="none")
     placed = strided(first, layout)
@@ -320,8 +320,8 @@ def test_strides_change_no_bit(layout: str, rows: tuple[int, ...], features: int
     [(14, True, 0, 1), (4, True, 0, 1), (4, False, 0, 0), (4, True, 1, 0), (3, True, 0, 0), (1024, True, 0, 1)],
 )
 def test_vectors_whose_features_lie_apart_are_copied(rows: int, writes: bool, slot: int, count: int) -> None:
-    """Many rows are copied by tiles, few ones as they are; fewer still share the sectors that they are read from. A
-    value alone reads four rows where they lie, and a loss those of a target.
+    """Many rows are copied by tiles, few rows without tiles; even fewer share the sectors they are read from and are
+    not copied. Four rows are read in place if no gradients are written, or if they belong to the target.
     """
     shape = (rows, 1 << 18)
     vectors = [TensorSpec("bfloat16", shape, (1, rows)), TensorSpec("bfloat16", shape, (1 << 18, 1))]
@@ -333,7 +333,7 @@ def test_vectors_whose_features_lie_apart_are_copied(rows: int, writes: bool, sl
     assert len(copies) == count and 1 - slot not in copies
 
 
-#: Vectors that lie next to each other: of one row order and another, and of few neighbours.
+#: Orders of dimensions with adjacent vectors: of rows in order, of rows in another order, and of few neighbours.
 ROWS, OTHER_ROWS, FOURS = (1, 0), (1, 2, 0), (0, 2, 1)
 
 
@@ -369,8 +369,8 @@ def test_neighbouring_vectors_are_read_where_lanes_fill_sectors(
     copied: Sequence[int],
     alone: Sequence[int],
 ) -> None:
-    """Lanes read an element of each of their rows at once where features lie apart: a sector, of few operands half of
-    one, and half as much where no gradients are written.
+    """With strided features, the lanes of a warp read an element of each of their rows at once. They read in place if
+    that is a sector, or half a sector with few operands; half of that is enough if no gradients are written.
     """
     definition = registry()[loss]
     count = len(definition.operands)
@@ -399,7 +399,7 @@ def test_neighbouring_vectors_are_read_where_lanes_fill_sectors(
 def test_short_rows_of_several_vectors_are_copied(
     loss: str, dtype: str, features: int, step: int, copied: bool
 ) -> None:
-    """Lanes that take them alone read one element of many sectors at a time."""
+    """Lanes that process such a row each read one element of many sectors at a time."""
     definition, shape = registry()[loss], (1 << 16, features)
     count = len(definition.operands)
     lies = TensorSpec(dtype, shape, (step * features, step)), TensorSpec(dtype, shape, (features, 1))
@@ -416,7 +416,7 @@ def test_short_rows_of_several_vectors_are_copied(
     + [("float32", 1 << 16, 128, 0), ("bfloat16", 1 << 16, 64, 0), ("bfloat16", 1 << 16, 128, 2)],
 )
 def test_second_derivatives_copy_vectors_and_tangents(dtype: str, rows: int, features: int, count: int) -> None:
-    """Few long vectors next to each other use a small part of each sector; of short ones lanes have neighbours."""
+    """Few adjacent long vectors use a small part of each sector; of many short ones, lanes process neighbours."""
     shape = (rows, features)
     lies = TensorSpec(dtype, shape, (1, rows))
     tensors = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta")] * 3
@@ -440,7 +440,7 @@ def test_second_derivatives_copy_vectors_and_tangents(dtype: str, rows: int, fea
 def test_second_derivatives_copy_long_sparse_rows(
     dtype: str, rows: int, features: int, step: int, copied: bool
 ) -> None:
-    """Those of 16 bits that are too long for a cluster, which are read twice."""
+    """16-bit rows that are too long for a cluster are read twice, so they are copied."""
     shape = (rows, features)
     lies = TensorSpec(dtype, shape, (step * features, step)), TensorSpec(dtype, shape, (features, 1))
     tensors = [torch.empty(shape, dtype=getattr(torch, dtype), device="meta")] * 3
@@ -467,20 +467,20 @@ def test_second_derivatives_of_copies(monkeypatch: pytest.MonkeyPatch, fresh_pla
         assert same_bits(a.contiguous(), b.contiguous())
 
 
-#: Shapes of vectors and labels.
+#: Shapes of both vectors, and of labels.
 BROADCAST = [((4, 6, 8), (8,), (4, 6)), ((4, 6, 8), (4, 1, 8), (6,)), ((4, 6, 8), (6, 1), ()), ((3, 1), (1, 8), (1,))]
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(("shapes", "reduction"), in_turn(BROADCAST, ["mean", "none"]), ids=str)
 def test_broadcast(shapes: Sequence[Sequence[int]], reduction: str) -> None:
-    """Gradients of broadcast operands are sums; labels that float have gradients of 0."""
+    """Gradients of broadcast operands are sums; labels of a floating dtype have gradients of 0."""
     generator = torch.Generator().manual_seed(3)
     first, second, label = (torch.randn(x, generator=generator, dtype=f64).to(KERNELS) for x in shapes)
     agree(COSINE, (first, second, label.sign()), reduction=reduction)
 
 
-#: Function of distances, torch's way to compute it, and the engine that serves the loss.
+#: Distance function, torch's equivalent, and the engine that serves the loss.
 DISTANCES = {
     "default": (None, None, "row_statistics"),
     "torch": (torch.nn.functional.pairwise_distance, None, "row_statistics"),
@@ -514,7 +514,7 @@ def test_functions_of_distances(name: str, swap: bool) -> None:
         both.append([value, *torch.autograd.grad(value.sum(), vectors)])
     for a, b in zip(*both, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
-    if name in short_or_full(("own",), DISTANCES):  # Those of this engine are tested below.
+    if name in short_or_full(("own",), DISTANCES):  # Tests below cover the others.
         operands = [x.detach().requires_grad_() for x in vectors]
         loss = functools.partial(F.triplet_margin_with_distance_loss, distance_function=ours, **options)
         assert torch.autograd.gradgradcheck(loss, operands, check_undefined_grad=False)
@@ -543,7 +543,7 @@ def test_wrong_functions_of_distances() -> None:
 @pytest.mark.plain
 @pytest.mark.kernels
 def test_distance_and_similarity() -> None:
-    """Those of torch where it is right, and the exact ones where it overflows or has the gradient of another value."""
+    """Results are torch's where it is right, and exact where it overflows or has the gradient of another value."""
     x, y = drawn(F.cosine_loss, (3, 4), 5)
     same = torch.testing.assert_close
     for ours, theirs, options in (
@@ -578,7 +578,7 @@ def test_distance_and_similarity() -> None:
     ("p", "features", "broadcast"), in_turn([1.0, 2.0, 2.5, 6.0, 300.0, 7.5, inf], [5, 1100], [False, True])
 )
 def test_norms(p: float, features: int, broadcast: bool) -> None:
-    """Of each degree, across lanes and warps, and for a broadcast operand; integers, so that many are equal."""
+    """Norms of each degree, across lanes and warps, also of broadcast operands; rounding makes many numbers equal."""
     dtype = torch.float32 if p in (2.5, 6.0, 7.5) else f64
     anchor, positive, negative = (x.round() for x in drawn(TRIPLET, (3,), features, dtype))
     plain, both = (anchor, positive, negative), (anchor[:, :1], positive, negative[:1])
@@ -668,7 +668,7 @@ def test_normalizer_and_out_dtype(normalizer: Any) -> None:
 
 @pytest.mark.kernels
 def test_a_wrong_speculation_is_noticed() -> None:
-    """Also by rows that several warps share, of which each has a record of its own."""
+    """Several warps share a row, and each has a record of its own."""
     operands = drawn(COSINE, (3,), 2052, torch.float32)
     leaves = [x.requires_grad_(x.is_floating_point()) for x in operands]
     right = exact(COSINE, operands)
@@ -682,8 +682,8 @@ def test_a_wrong_speculation_is_noticed() -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("features", [40, 2100])
 def test_chips_change_no_bit(features: int, fresh_plans: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that a GPU has no room for is read twice, but for what it has room for; without clusters a block takes all
-    parts of it.
+    """The part of a row that does not fit on chip is read twice; without clusters, one block processes all parts of
+    it. Neither changes a bit.
     """
     operands = drawn(TRIPLET, (3,), features, torch.float32)
     chosen, found = row_layout.layout, []
@@ -726,7 +726,7 @@ def test_short_rows_in_registers_change_no_bit(
     fresh_plans: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of values, gradients and products with the Hessian; other rows go through shared memory."""
+    """Values, gradients and Hessian products have the bits of rows that go through shared memory."""
     first, *others = drawn(function, (5, 7), features, dtype)
     if layout == "masked":
         options = {"mask": (torch.rand(5, 7, generator=torch.Generator().manual_seed(3)) < 0.7).to(KERNELS)}
@@ -744,7 +744,7 @@ def test_short_rows_in_registers_change_no_bit(
 
 
 def test_many_rows_of_few_features_stay_in_registers() -> None:
-    """Of 16 bits fewer features, which are converted twice; few rows share the kernels of other numbers of features."""
+    """16-bit rows need fewer features for that, which are converted twice. Few rows share kernels of other lengths."""
 
     def kept(dtype: str, rows: int, features: int, loss: str = "cosine_loss") -> int:
         definition, shape = registry()[loss], (rows, features)
@@ -771,14 +771,14 @@ def test_many_rows_of_few_features_stay_in_registers() -> None:
 def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
     loss: Any, looks: int, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that no cluster has room for: blocks wait for each other, or leave their part to the last one of the row."""
-    # Of the two long operands of one, and of the three of the other, a cluster has no room for a row.
+    """Rows fit into no cluster: blocks wait for each other, or leave their part to the last block of the row."""
+    # Neither a row of the two long operands of one loss, nor of the three of the other, fits into a cluster.
     operands = drawn(loss, *(((2,), 9000) if loss is TRIPLET else ((3,), 5000)), torch.float32)
     leaves = [x.requires_grad_(x.is_floating_point()) for x in operands]
     wanted = leaves[: 2 + (loss is TRIPLET)]
     monkeypatch.setattr(row_layout, "LONG_PART_BYTES", 1 << 10)
     if kept == "first":
-        # A thread has two batches of one vector, of which shared memory has room for one.
+        # A thread has two batches of one vector, and one batch fits into shared memory.
         monkeypatch.setattr(row_layout, "BATCH", 1)
     if kept == "none":
         monkeypatch.setattr(row_layout, "MANY_PARTS", 0)
@@ -808,7 +808,7 @@ def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
         for call, again in zip(found[0], others, strict=True):
             for a, b in zip(call, again, strict=True):
                 assert same_bits(a, b)
-    # Of half the value.
+    # `exact` returns gradients of half the value.
     for a, b in zip(found[0][0][1:], exact(loss, operands)[1:], strict=False):
         torch.testing.assert_close(a.cpu().double(), b / 0.5, rtol=1e-5, atol=1e-9)
 
@@ -820,7 +820,7 @@ def test_blocks_that_have_a_part_of_a_row_each_change_no_bit(
 def test_every_second_element_is_read_in_whole_vectors(
     step: int, itemsize: int, pitch: int, misalignment: int, paired: int
 ) -> None:
-    """Of 16 bits, if two of them begin at a multiple of their size."""
+    """Holds for 16-bit elements, if pairs of them begin at a multiple of their size."""
     rows = row_layout.RowStream((pitch,), step, itemsize, misalignment)
     assert row_layout.layout((64,), 32, [rows], [rows], 1, False, 48 << 10, True).paired == paired
 
@@ -840,7 +840,7 @@ def test_many_rows_have_few_chunks() -> None:
     ("function", "reduction"), in_turn(short_or_full([TRIPLET], LOSSES), short_or_full(["none"], ["mean", "none"]))
 )
 def test_second_derivatives(function: Any, reduction: str) -> None:
-    """By differences; those of every loss are compared with the formula's below."""
+    """Compares with finite differences; a test below compares every loss with the formula."""
     operands = [x.requires_grad_(x.is_floating_point()) for x in drawn(function, (3,), 4)]
     vectors = [x for x in operands if x.requires_grad]
 
@@ -851,7 +851,7 @@ def test_second_derivatives(function: Any, reduction: str) -> None:
 
 
 def products(function: Callable[..., Any], operands: Sequence[torch.Tensor], **options: Any) -> list[torch.Tensor]:
-    """The products of second derivatives with tangents of every floating operand, and of a weight that is an array."""
+    """Returns products of second derivatives with tangents of each floating operand and of an array of weights."""
     leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in operands]
     inputs = [x for x in leaves if x.requires_grad]
     if "weight" in options:
@@ -860,7 +860,7 @@ def products(function: Callable[..., Any], operands: Sequence[torch.Tensor], **o
     value = function(*leaves, **options)
     upstream = torch.linspace(0.5, 2, value.numel(), dtype=value.dtype, device=value.device).reshape(value.shape)
     slopes = torch.autograd.grad(value, inputs, upstream, create_graph=True)
-    # Differences of operands have tangents, too.
+    # Tangents differ between operands, so that differences of operands have tangents, too.
     sizes = [max(2, x.numel()) for x in inputs]
     tangents = [
         torch.linspace(-1, 1 + i, n, dtype=f32)[: x.numel()].view(x.shape)
@@ -890,7 +890,7 @@ def products(function: Callable[..., Any], operands: Sequence[torch.Tensor], **o
     ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
 def test_products_with_second_derivatives(function: Any, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By kernels, those of the formula in float64."""
+    """Kernels give the products of the formula in float64."""
     options: dict[str, Any] = {"reduction": "none"} if case in ("plain", "edges") else {}
     operands = drawn(function, (3,), 4100 if case == "cluster" else 9, f32)
     if case == "weighted":
@@ -913,7 +913,7 @@ def test_products_with_second_derivatives(function: Any, case: str, monkeypatch:
         operands[0][1, 1], operands[1][1, 1] = 9.0, 3.0
     elif case.startswith("beside"):
         options = {"p": 300.0 if case == "beside the largest" else 60.5, "eps": 0.0, "swap": True, "margin": 1e3}
-        # Around 2^8, where lanes differ in the power of two for degree 60.
+        # Numbers around 2^8, where lanes differ in the power of two for degree 60.
         operands = [200 * x for x in drawn(function, (3,), 70, f32)]
         operands[0][0, 1] = operands[1][0, 1]
         operands[0][1] = operands[2][1]
@@ -925,7 +925,7 @@ def test_products_with_second_derivatives(function: Any, case: str, monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(formulas, "hvp", None)
         found = products(function, operands, **placed)
-    # The formula has no derivative by a weight of 0.
+    # The formula has no derivative with respect to a weight of 0.
     wide = {k: x.double().clamp(min=1e-30) if _is_floating(x) else x for k, x in options.items()}
     before = plans.use_host(None)
     try:
@@ -1029,7 +1029,7 @@ def test_numpy() -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_of_nothing(reduction: str) -> None:
-    """No rows, and rows without features: of a mean of nothing NaN with gradients of 0."""
+    """Covers no rows, and rows without features. A mean of nothing is NaN."""
     label = torch.ones(0)
     found = gradients(COSINE, (torch.ones(0, 3), torch.ones(0, 3), label.long()), reduction=reduction)
     assert found[0].shape == ((0,) if reduction == "none" else ())
@@ -1079,7 +1079,7 @@ def test_wrong_types(operands: Any, options: Mapping[str, Any], message: str) ->
 
 
 def test_the_twin_of_torch() -> None:
-    """Values and gradients of the Module and the function are torch's where those are right."""
+    """The Module gives torch's values where these are right."""
     first, second, label = (x.cpu() for x in drawn(COSINE, (4,), 6))
     for options in ({}, {"margin": 0.25}, {"reduction": "sum"}):
         ours, theirs = (

@@ -1,5 +1,6 @@
-"""The row engine for dense targets, in every row layout: values, gradients of both operands, bits, rows that do not
-count. ``test_rows.py`` tests the formulas.
+"""Dense targets in every row layout of the softmax engine: values, both gradients, bits, rows that do not count.
+
+``test_rows.py`` tests the formulas.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ from cupylosses.testing.tolerance import same_bits
 
 pytestmark = pytest.mark.kernels
 
-#: Probabilities, and a teacher.
+#: A loss with probabilities, and one with a teacher.
 FEW = ("cross_entropy", "distillation_loss, mixed")
 
-#: A loss for each layout in turn, for the slow rows of `two_pass` the one with fewest arrays.
+#: A loss for each layout, in turn. The slow rows of `two_pass` have the loss with the fewest arrays.
 LOSS_OF_LAYOUT = [*list(TERM_LOSSES)[3:], *list(TERM_LOSSES)[:3]]
 
 #: Dtypes of logits and targets, as many as there are layouts.
@@ -71,7 +72,7 @@ MIXED_TERMS = (
 )
 
 in_each_layout = pytest.mark.parametrize("layout", TERM_LAYOUTS)
-#: Every loss in one layout, and every layout with few losses, or with one where rows are long and slow.
+#: Every loss in one layout, and every other layout with few losses, or with one if its rows are long and slow.
 EACH_LOSS = [
     *((x, "subwarp") for x in TERM_LOSSES),
     *((x, y) for y in list(TERM_LAYOUTS)[1:] for x in FEW[: 1 if y == "two_pass" else 2]),
@@ -80,7 +81,7 @@ EACH_LOSS = [
 
 @pytest.fixture(autouse=True)
 def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None]) -> Iterator[None]:
-    """Plans for the chip that TERM_LAYOUTS assume, even on a GPU that has more."""
+    """Plans for the small chip that TERM_LAYOUTS assumes, even on a larger GPU."""
     if GPU:
         x = torch.zeros(1, 2, device=KERNELS)
         cupylosses.functional.cross_entropy(x, x)
@@ -92,18 +93,18 @@ def small_chip(monkeypatch: pytest.MonkeyPatch, fresh_plans: Callable[[], None])
 
 
 def drawn(row_loss: str, layout: str, **chosen: Any) -> SoftmaxCall:
-    """A call of a loss in a layout, on the device of the kernels."""
+    """Draws a call of a loss in a layout, on the device of the kernels."""
     return draw_terms(row_loss, TERM_LAYOUTS[layout], KERNELS, **chosen)
 
 
 def mask(shape: Sequence[int]) -> Tensor:
-    """About two rows in three, broadcast along the first dimension."""
+    """A mask of about two rows in three, broadcast along the first dimension."""
     chosen = torch.rand(tuple(shape[1:]) or (1,), generator=torch.Generator().manual_seed(3)) < 0.67
     return chosen.to(KERNELS)
 
 
 def shape_of(layout: str, dtypes: Sequence[str]) -> tuple[int, ...]:
-    """The shape of a layout for other dtypes: rows that are chosen by their bytes have as many."""
+    """Returns the shape of a layout for these dtypes. Rows that get the layout for their bytes keep these."""
     shape = TERM_LAYOUTS[layout]
     if "cluster" in layout or layout == "two_pass":
         return (shape[0], shape[1] * 8 // sum(torch.finfo(getattr(torch, x)).bits // 8 for x in dtypes) + 1)
@@ -111,7 +112,7 @@ def shape_of(layout: str, dtypes: Sequence[str]) -> tuple[int, ...]:
 
 
 def results(call: SoftmaxCall) -> list[Tensor]:
-    """The values and gradients of the entry points."""
+    """Returns the values and gradients of all entry points."""
     found = []
     for reduction, grad_output in (("mean", 1.0), ("mean", -3.0), ("none", 2.0)):
         leaves, given = call.with_(reduction=reduction).differentiable()
@@ -134,7 +135,7 @@ def test_values_and_gradients(of: tuple[str, str], reduction: str) -> None:
     agrees_with_truth(drawn(*of, reduction=reduction))
 
 
-#: Images of so many classes that several warps share a row on a GPU of usual size: a loss, a shape, dtypes, and the
+#: Images with so many classes that several warps share a row on a GPU of usual size: loss, shape, dtypes, and number of
 #: warps. Pixels are moved in words, or one by one.
 OF_WARPS = [
     ("cross_entropy", (2, 60, 6, 14), ("float32", "float32"), 2),
@@ -194,8 +195,8 @@ def test_dtypes(layout: str, dtypes: tuple[str, str]) -> None:
     ],
 )
 def test_the_gradient_of_a_student(layout: str, dtype: str) -> None:
-    """Without that of the teacher, the sums of a row write it, or keep what it takes. Rows that do not count have none,
-    and that of a NaN is NaN.
+    """Without the teacher's gradient, the pass that sums a row writes the student's, or keeps what it needs. Rows that
+    do not count have a gradient of 0, and a row with a NaN has one of NaN.
     """
     shape = shape_of(layout, (dtype, dtype))
     counts = (torch.rand(shape[0], *shape[2:], generator=torch.Generator().manual_seed(4)) < 0.67).to(KERNELS)
@@ -238,8 +239,8 @@ def test_sizes(dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
     ids=identity,
 )
 def test_places(places: tuple[str, str], layout: str) -> None:
-    """Operands that begin at different offsets; their gradients have no gaps. Vectors of 16 bits are shifted in
-    registers, longer elements copied one by one.
+    """Operands begin at different offsets; their gradients have no gaps. 16-bit vectors are shifted in registers, wider
+    elements are copied one by one.
     """
     shape, class_dim = {"subwarp": ((3, 2, 35), 2), "block": ((1, 2, 1030), 2), "thread_per_row": ((3, 5, 8), 1)}[
         layout
@@ -302,7 +303,7 @@ def test_equal_logits(layout: str) -> None:
 
 @in_each_layout
 def test_rows_without_a_distribution(layout: str) -> None:
-    """All classes impossible, an infinite logit, NaN: NaN in value and all gradients of the row, and in no other."""
+    """Impossible classes only, an infinite logit, or NaN make the value and gradients of the row NaN, and no others."""
     call = drawn("cross_entropy", layout, reduction="none")
     clean = call.arguments["input"]
     of_row = clean.shape[1]
@@ -368,7 +369,7 @@ def test_no_memory_of_the_size_of_the_logits_but_the_gradients(
     ids=str,
 )
 def test_a_whole_chip(row_loss: str, shape: tuple[int, ...], dtype: str, fresh_plans: Callable[[], None]) -> None:
-    """With all the shared memory of a GPU."""
+    """Uses all the shared memory of the GPU."""
     device = torch_device.devices[torch.cuda.current_device()]
     device.chip = dataclasses.replace(device.chip, shared=torch_device.TorchDevice(device.index).chip.shared)
     fresh_plans()

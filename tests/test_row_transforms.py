@@ -1,4 +1,4 @@
-"""Losses of rows under torch's transforms, through kernels except for third derivatives."""
+"""Row losses under torch's transforms, by kernels except for third derivatives and batches of grad_output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIRST, *OTHERS = registry(SoftmaxLoss).values()
 
 
 def chosen(i: int, transform: Transform) -> SoftmaxLoss:
-    """A loss that the transform of this number suits: in turn the first one and one of the others."""
+    """Returns a loss for transform number ``i``: in turn the first loss and, if the transform suits it, another one."""
     other = OTHERS[i % len(OTHERS)]
     return other if i % 2 and suits(transform, other) else FIRST
 
@@ -49,7 +49,7 @@ WORKING = [
 @pytest.mark.parametrize(("row_loss", "transform"), WORKING)
 @pytest.mark.kernels
 def test_works(row_loss: SoftmaxLoss, transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By kernels, except for third derivatives and batches of grad_output, which the formula computes."""
+    """Kernels compute all results but third derivatives and batches of grad_output, which use the formula."""
 
     def never(*_: object, **__: object) -> Tensor:
         raise AssertionError("the formula was taken")
@@ -63,7 +63,7 @@ def test_works(row_loss: SoftmaxLoss, transform: Transform, monkeypatch: pytest.
 
 @pytest.mark.parametrize("row_loss", short_or_full([FIRST], [FIRST, *OTHERS]), ids=lambda x: x.name)
 def test_one_graph(row_loss: SoftmaxLoss) -> None:
-    """``torch.compile`` has one graph for all sizes, even on the CPU, where the operators use the formulas."""
+    """``torch.compile`` makes one graph for all sizes, even on the CPU, where the operators use the formulas."""
     torch.compiler.reset()
     subject = Subject(row_loss, "cpu")
     compiled = torch.compile(subject.function, fullgraph=True, backend="aot_eager")
@@ -94,7 +94,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("distillation_loss", {"temperature": 0.5, "mask": True}),
     ("distillation_loss", {"reduction": "none", "class_dim": 1}),
 ]
-#: Of labels, of probabilities and of log-probabilities, those with most arguments; each dimension of the classes.
+#: The calls with the most arguments, for labels, probabilities and log-probabilities; with each class dimension.
 FEW_CALLS = [CALLS[i] for i in (4, 5, 6, 10)]
 each_call = pytest.mark.parametrize(("name", "options"), short_or_full(FEW_CALLS, CALLS), ids=str)
 
@@ -108,8 +108,8 @@ def drawn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 def called(
     name: str, options: Mapping[str, Any], dtype: torch.dtype = torch.float64
 ) -> tuple[Callable[..., Any], list[Tensor], dict[str, Tensor]]:
-    """A loss with these options as a function of tensors and, by name, of labels and mask; the tensors, and these
-    arguments.
+    """Returns a loss with these options as a function of tensors and, by name, of labels and mask; the tensors; and the
+    named arguments.
     """
     given = {"class_dim": -1, **options}
     dim = given["class_dim"]
@@ -140,7 +140,7 @@ def called(
 
 
 def gradients(function: Callable[..., Tensor], tensors: Sequence[Tensor], **others: Tensor) -> list[Tensor]:
-    """The value, and the gradients for a grad_output of 1.5."""
+    """Returns the value, and the gradients for a grad_output of 1.5."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     value = function(*leaves, **others)
     return [value.detach(), *torch.autograd.grad(value, leaves, torch.full_like(value, 1.5))]
@@ -162,7 +162,7 @@ def test_options_in_a_graph(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("name", "options"), short_or_full([CALLS[i] for i in (4, 6, 10)], CALLS), ids=str)
 def test_derivatives_with_options(name: str, options: dict[str, Any]) -> None:
-    """First and second ones, also in forward mode. test_row_second.py has those of distributions."""
+    """Covers first and second derivatives, and forward mode. test_row_second.py has those with dense targets."""
     function, tensors, others = called(name, options)
     fixed = partial(function, **others)
     leaves = [x.requires_grad_() for x in tensors]
@@ -173,8 +173,8 @@ def test_derivatives_with_options(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("name", "options"), short_or_full([CALLS[i] for i in (4, 5, 12)], CALLS), ids=str)
 def test_options_per_sample(name: str, options: dict[str, Any]) -> None:
-    """Values and gradients of samples in different dimensions, for every way to reduce; every second tensor is shared
-    by all.
+    """``vmap`` gives the values and gradients of samples, which are in different dimensions, for every reduction. In a
+    second call, all samples share every tensor but the first.
     """
     function, plain, others = called(name, options)
     stacked = [torch.stack([x, x.flip(0), x * 0.5], dim=1 if i == 0 else 0) for i, x in enumerate(plain)]
@@ -211,7 +211,7 @@ def _leaves(x: Tensor | list[Tensor]) -> list[Tensor]:
     ("call", "dtype"), in_turn(short_or_full(FEW_CALLS, CALLS), [torch.float16, torch.float32]), ids=str
 )
 def test_gradients_are_those_of_autograd(call: tuple[str, dict[str, Any]], dtype: torch.dtype) -> None:
-    """To the bit by ``torch.func.grad`` and with ``create_graph=True``: no intermediate is narrow."""
+    """``torch.func.grad`` and ``create_graph=True`` give the same bits: no intermediate result is narrow."""
     name, options = call
     function, tensors, others = called(name, options, dtype)
     _, *expected = gradients(function, tensors, **others)
@@ -231,7 +231,7 @@ def test_gradients_are_those_of_autograd(call: tuple[str, dict[str, Any]], dtype
 
 @pytest.mark.kernels
 def test_tangents_of_narrow_logits() -> None:
-    """For a row of many classes, 16-bit gradients have few digits; their sum has all of its digits."""
+    """In a row of many classes, 16-bit gradients have few digits, but the tangent has all of its digits."""
     classes = 70_000
     x = torch.zeros(1, classes, dtype=torch.float16, device=KERNELS)
     y = torch.zeros(1, dtype=torch.int64, device=KERNELS)
@@ -243,7 +243,7 @@ def test_tangents_of_narrow_logits() -> None:
 
 @pytest.mark.kernels
 def test_samples_with_class_weights_of_their_own() -> None:
-    """Kernels cannot have these."""
+    """Kernels do not support class weights per sample."""
     function = partial(F.cross_entropy, target=torch.tensor([0, 1, 2, 0], device=KERNELS))
     x, w = drawn(2, 4, 3, dtype=torch.float64, seed=0), drawn(2, 3, dtype=torch.float64, seed=1).abs()
     for f in (lambda x, w: function(x, weight=w), torch.func.grad(lambda x, w: function(x, weight=w))):
@@ -252,7 +252,7 @@ def test_samples_with_class_weights_of_their_own() -> None:
 
 @pytest.mark.kernels
 def test_what_is_asked_for_besides() -> None:
-    """lse per row and accuracy, in a graph and per sample."""
+    """Covers lse per row and accuracy, in a graph and per sample."""
     torch.compiler.reset()
     x, y = drawn(3, 6, 5, dtype=torch.float32, seed=0), torch.randint(0, 5, (3, 6), device=KERNELS)
     y[0, 0] = -100
@@ -276,7 +276,7 @@ def test_what_is_asked_for_besides() -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("labels", short_or_full(["int64"], ["int64", "int32", "int16", "int8", "uint8"]))
 def test_one_graph_for_all_sizes(labels: str) -> None:
-    """Batches and vocabularies of any size use the graph that the second one was compiled for."""
+    """Batches and vocabularies of any size use the graph that was compiled for the second size."""
     torch.compiler.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(F.cross_entropy, fullgraph=True, backend=counter)
@@ -291,7 +291,7 @@ def test_one_graph_for_all_sizes(labels: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("target", "reduction"), in_turn(["labels", "probabilities"], ["mean", "none"]))
 def test_no_rows(target: str, reduction: str) -> None:
-    """In a graph and under transforms, as in eager mode."""
+    """A batch without rows gives the results of eager mode in a graph and under transforms."""
     torch.compiler.reset()
     x = torch.zeros(0, 3, device=KERNELS)
     y = x if target == "probabilities" else torch.zeros(0, dtype=torch.int64, device=KERNELS)
@@ -305,7 +305,7 @@ def test_no_rows(target: str, reduction: str) -> None:
 
 @pytest.mark.kernels
 def test_one_read_for_the_value_and_one_for_the_gradient(ran: list[str]) -> None:
-    """A graph's backward gets the forward's row results for class indices; so does ``vmap``."""
+    """With class indices, backward of a graph or under ``vmap`` gets the row results of forward."""
     torch.compiler.reset()
     x, y = drawn(4, 5, dtype=torch.float32, seed=0), torch.tensor([0, 1, 2, 3], device=KERNELS)
     compiled = torch.compile(F.cross_entropy, fullgraph=True, backend="aot_eager")
@@ -318,7 +318,7 @@ def test_one_read_for_the_value_and_one_for_the_gradient(ran: list[str]) -> None
 
 @pytest.mark.parametrize("check", ["lazy", "sync", "off"])
 def test_a_label_that_is_no_class(check: str, device: str) -> None:
-    """Is reported by a graph as it is in eager mode."""
+    """A graph reports a label out of range as eager mode does."""
     torch.compiler.reset()
     x, y = drawn(4, 3, dtype=torch.float32, seed=0), torch.tensor([0, 1, 7, 2], device=KERNELS)
     compiled = torch.compile(
@@ -336,7 +336,7 @@ def test_a_label_that_is_no_class(check: str, device: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("take", short_or_full(["grad", "vmap"], ["grad", "jacrev", "hessian", "vmap"]))
 def test_transforms_inside_of_a_graph(take: str) -> None:
-    """Go by the formulas."""
+    """Transforms inside a graph use the formulas."""
     torch.compiler.reset()
     x, y = drawn(4, 3, dtype=torch.float32, seed=0), torch.tensor([0, 1, 2, 0], device=KERNELS)
     function = getattr(torch.func, take)(partial(F.cross_entropy, reduction="none" if take == "jacrev" else "mean"))
@@ -355,7 +355,7 @@ def test_transforms_inside_of_a_graph(take: str) -> None:
 def test_operators_keep_their_promises(
     call: tuple[str, dict[str, Any]], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch's own check of an operator: schema, shapes without memory, compiled as it is."""
+    """Runs torch's own checks of an operator: schema, fake tensors, compilation."""
     name, options = call
     if where == "formula":
         monkeypatch.setattr(torch_device, "host", None)
@@ -412,7 +412,7 @@ def test_calls_are_found_by_text() -> None:
 
 
 def test_a_loss_of_rows_of_ones_own_is_another() -> None:
-    """Calls under a name of the library, or another one."""
+    """A definition under the name of a library loss has a key of its own, which depends on its expressions."""
     found = registry(SoftmaxLoss)["softmax_focal_loss"]
     own, other = replace(found), replace(found, row="weight * nll * nll")
     assert own.key != found.name and own.key.startswith(f"{found.name}-")
@@ -422,7 +422,7 @@ def test_a_loss_of_rows_of_ones_own_is_another() -> None:
 @pytest.mark.programs
 @pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
 def test_inductor() -> None:
-    """Code that it generates around the operators."""
+    """Code that Inductor generates around the operators gives the bits of eager mode."""
     torch.compiler.reset()
     x, y = torch.randn(6, 5), torch.tensor([0, 1, 2, 3, 4, 0])
 

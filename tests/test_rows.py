@@ -1,4 +1,4 @@
-"""Losses of rows: value and gradients against the truth, over all their options."""
+"""Row losses: value and gradients against the float64 truth, over all their options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cupylosses.testing.tolerance import compare, same_bits
 LOSSES = registry(SoftmaxLoss)
 each_loss = pytest.mark.parametrize("row_loss", LOSSES.values(), ids=list(LOSSES))
 
-#: Shape and class dimension; None is torch's.
+#: Shape and class dimension; None is torch's default.
 SHAPES = {
     "single": ((7,), None),
     "rows": ((6, 5), None),
@@ -98,12 +98,12 @@ COMPILED = (
     "softcap", "log_target",
 )  # fmt: skip
 
-#: Options that :func:`build` turns into arrays; others are arguments as they are.
+#: Options that :func:`build` turns into arrays; others are passed unchanged.
 MADE = ("shape", "dtype", "mask", "normalizer", "labels", "ignored", "weight", "target_dtype")
 
 
 def build(what: str, setting: Mapping[str, Any], device: str = "cpu") -> tuple[str, dict[str, Any]]:
-    """The name of the loss, and the arguments of a call with these options."""
+    """Returns the name of the loss, and the arguments of a call with these options."""
     name = what.partition(" ")[0]
     first, second, weights = NAMES[name]
     generator = torch.Generator().manual_seed(zlib.crc32(repr((what, sorted(setting.items(), key=str))).encode()))
@@ -149,7 +149,7 @@ def build(what: str, setting: Mapping[str, Any], device: str = "cpu") -> tuple[s
 
 
 def cases(strength: int) -> list[Any]:
-    """Settings of each loss that cover its options."""
+    """Returns settings of each loss that cover its options."""
     return [
         pytest.param(what, setting, id=f"{what}-{i}")
         for what, options in OPTIONS.items()
@@ -157,18 +157,20 @@ def cases(strength: int) -> list[Any]:
     ]
 
 
-#: Compiled options that determine how operands are read, which losses of the same kind of target have in common.
+#: Compiled options that determine how operands are read. Losses with the same kind of target read them alike.
 READING = ("shape", "labels")
 
 
 def kind_of_target(what: str) -> tuple[bool, bool]:
-    """True for a loss of logits, and for targets per class: losses of the same kind read their operands alike."""
+    """Returns two booleans, True for a loss of logits and for dense targets. If equal, losses read operands alike."""
     return LOSSES[what.partition(" ")[0]].softmax, "target_dtype" in OPTIONS[what]
 
 
 def compiled_options(what: str) -> dict[str, Sequence[Any]]:
-    """The choices of compiled options that a loss needs in kernels: all, but of :data:`READING` four, other ones with
-    each loss, where an earlier one of its kind has all.
+    """Returns the choices of compiled options that a loss needs in kernels.
+
+    These are all choices, except that the options in :data:`READING` have only four choices, different ones per loss,
+    if an earlier loss of the same kind has all.
     """
     earlier = [x for x in list(OPTIONS)[: list(OPTIONS).index(what)] if kind_of_target(x) == kind_of_target(what)]
     found = {k: x for k, x in OPTIONS[what].items() if k in COMPILED}
@@ -179,10 +181,11 @@ def compiled_options(what: str) -> dict[str, Sequence[Any]]:
 
 
 def kernel_cases() -> list[Any]:
-    """Settings of each loss for kernels: every choice of each compiled option that it needs occurs, and every choice of
-    any two others.
+    """Returns settings of each loss for kernels.
 
-    With ``--thorough`` every choice of any two options occurs, and three kernels in four serve one setting alone.
+    Every choice that the loss needs of each compiled option occurs, and every pair of choices of any two other options.
+    With ``--thorough``, every pair of choices of any two options occurs, and three kernels in four serve a single
+    setting.
     """
     if thorough():
         return cases(2)
@@ -197,8 +200,9 @@ def kernel_cases() -> list[Any]:
 
 
 def few_cases(every: Sequence[Any]) -> list[Any]:
-    """Some of these cases, for tests that are not about formulas: each loss occurs, and each choice of each option with
-    some loss.
+    """Returns some of these cases, for tests that are not about formulas.
+
+    Each loss occurs, and each choice of each option occurs with some loss.
     """
     found: list[Any] = []
     missing = {x for case in every for x in choices(case)}
@@ -209,13 +213,13 @@ def few_cases(every: Sequence[Any]) -> list[Any]:
 
 
 def choices(case: Any) -> list[tuple[str, Any]]:
-    """The loss of a case, and its options."""
+    """Returns the loss of a case, and its options."""
     what, setting = case.values
     return [("loss", what), *setting.items()]
 
 
 def holds(name: str, arguments: Mapping[str, Any]) -> None:
-    """Value, gradients, lse and accuracy of a call match the truth."""
+    """Asserts that value, gradients, lse and accuracy of a call match the truth."""
     function = getattr(F, name)
     operands = {n: arguments[n] for n in NAMES[name][:2]}
     leaves = {n: x.detach().requires_grad_() for n, x in operands.items() if x.is_floating_point()}
@@ -249,7 +253,7 @@ def holds(name: str, arguments: Mapping[str, Any]) -> None:
 
 def _close(what: str, found: Tensor, expected: Any, wide: torch.dtype) -> None:
     if found.dtype == torch.float64 and wide == torch.float32:
-        found = found.float()  # In the precision in which it was computed.
+        found = found.float()  # Compare in the precision in which it was computed.
     comparison = compare(found.cpu(), expected)
     assert comparison.ok, f"{what}: {comparison}"
 
@@ -260,7 +264,7 @@ def _close(what: str, found: Tensor, expected: Any, wide: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("what", "setting"), cases(short_or_full(2, 3)))
 def test_formulas(what: str, setting: Mapping[str, Any]) -> None:
-    """Every choice of any two options occurs, and of any three with ``--thorough``."""
+    """Every pair of choices of any two options occurs, and of any three options with ``--thorough``."""
     holds(*build(what, setting))
 
 
@@ -303,7 +307,7 @@ def test_second_derivatives(row_loss: SoftmaxLoss, reduction: str) -> None:
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_numpy(what: str, setting: Mapping[str, Any], dtype: str) -> None:
-    """Tensors give the same values and gradients, in narrower arithmetic and the dtype of the operands."""
+    """NumPy arrays give the values and gradients of the truth, in the dtype of the operands."""
     setting = dict(setting) | {"dtype": dtype, "out_dtype": None}
     setting |= {k: dtype for k in ("weight", "target_dtype") if setting.get(k)}
     name, given = build(what, setting)
@@ -395,7 +399,7 @@ def test_few_settings_have_every_choice_of_some_loss() -> None:
 
 @pytest.mark.parametrize(("what", "setting"), cases(short_or_full(1, 2)))
 def test_torchs_way_is_the_same(what: str, setting: Mapping[str, Any]) -> None:
-    """The rivals of the scripts compute the loss."""
+    """The torch implementations that the scripts compare with compute the same loss."""
     wide = {k: "float64" for k in ("dtype", "weight", "target_dtype") if setting.get(k)}
     setting = {**setting, **wide, "mask": None, "normalizer": None, "out_dtype": None}
     setting |= {"labels": "int64"} if "labels" in setting else {}

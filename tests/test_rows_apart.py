@@ -1,4 +1,4 @@
-"""Rows whose classes are not contiguous: read as columns where that is fast, and from a copy elsewhere."""
+"""Rows with strided classes: read as columns where that is fast, and from a copy elsewhere."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from cupylosses.testing.tolerance import same_bits
 
 F: Any = cupylosses.functional
 
-#: Settings of a call with a target per class.
+#: Settings of a call with dense targets.
 WITH_TERMS = Static(**dict.fromkeys(Static._fields, False) | {"kind": "probabilities", "class_dim": 1})
 
-#: More classes than warps keep of a row with a target for each, and few enough to be quick.
+#: More classes than a warp keeps of a row with dense targets, but few enough to be quick.
 SHAPE = (6, 433)
 
 
@@ -63,62 +63,62 @@ def copied(
 
 def test_which_rows_are_copied() -> None:
     assert not copied((4096, 50000)) and not copied((4096, 1)) and not copied((8, 64, 8, 8), (4096, 1, 512, 64))
-    # Images of few classes are not copied, in any of their parts.
+    # Images of few classes are not copied, and neither are parts of them.
     assert not copied((8, 19, 64, 64)) and not copied((8, 192, 64, 64)) and not copied((8, 384, 64, 64), size=2)
     assert not copied((8, 19, 64, 32), (19 * 4096, 4096, 64, 1)) and not copied(
         (8, 19, 64, 32), (19 * 4096, 4096, 64, 2)
     )
     assert not copied((4096, 150), (1, 4096)) and not copied((150, 4096), class_dim=0)
-    # A row of many classes would be one thread's work.
+    # A single thread would process a row of many classes.
     assert copied((7, 262144), (1, 7)) and copied((1, 193, 24, 24)) and copied((1, 97, 24, 24), size=8)
-    # Several warps take one where rows are many.
+    # Several warps share a row if there are many rows.
     assert not copied((1, 193, 64, 64)) and not copied((1, 97, 64, 64), size=8) and not copied((8, 1100, 64, 64))
     assert not copied((1024, 32000), (1, 1024))
-    # Or several blocks, where they are few and classes many, as long as neighbouring rows fill sectors.
+    # Several blocks share a row if rows are few and classes many, as long as neighbouring rows fill sectors.
     assert not copied((256, 32000), (1, 256)) and copied((256, 1023), (1, 256))
     assert copied((15, 99999), (1, 15), size=2) and not copied((16, 99999), (1, 16), size=2)
     assert copied((1000, 81), (1, 1000)) and not copied((1000, 80), (1, 1000)) and not copied((1024, 81), (1, 1024))
     assert copied((8, 97, 64, 64), operands=2) and not copied((8, 96, 64, 64), operands=2)
-    # With a target per class, the warps of a block share those of which 32 fit into shared memory twice.
+    # With dense targets, the warps of a block share rows of which 32 fit into shared memory twice.
     assert not copied((8, 97, 64, 64), operands=2, tile=97 * 8 * 32) and copied((8, 98, 64, 64), operands=2, tile=24832)
-    # Rows with gaps are read as they lie.
+    # Rows with gaps are read in place.
     assert not copied((64, 1000), (1001, 1), size=2)
-    # Many rows of few classes are not: warps move them together, if they have no gaps.
+    # Many such rows of few classes are copied: warps move them together, if they have no gaps.
     assert copied((8192, 17), (81, 1)) and not copied((8191, 17), (81, 1)) and not copied((16384, 33), (97, 1))
     assert not copied((16384, 17)) and not copied((16384, 17), (0, 1)) and copied((16384, 32), (40, 1), operands=2)
-    # Unless these are small, between rows and between classes.
+    # Small gaps, between rows and between classes, are read in place.
     assert not copied((16384, 17), (20, 1)) and copied((16384, 17), (20, 1), shares=False)
     assert not copied((16384, 17), (34, 2)) and copied((16384, 17), (85, 5)) and copied((16383, 17), (34, 2))
     assert not copied((16384, 100), (200, 2), size=2) and copied((16384, 100), (200, 2), size=2, heavy=True)
-    # Nor are two operands in 16 bits whose vectors lie differently, unless they stay on chip.
+    # Two 16-bit operands whose vectors are aligned differently are copied, unless they stay on chip.
     assert copied((64, 1000), (1001, 1), size=2, operands=2) and not copied((64, 1000), (1008, 1), size=2, operands=2)
     assert not copied((64, 1000), (1001, 1), operands=2) and not copied(
         (64, 1000), (1001, 1), size=2, operands=2, room=4000
     )
-    # Neighbouring rows are far from each other.
+    # Rows are copied if neighbouring rows are far from each other.
     assert copied((4096, 19), (38, 2)) and copied((8, 19, 64), (19 * 640, 640, 10))
-    # Of two operands lanes take neighbours a few elements apart to registers; nearer ones if 32 bits are read again.
+    # Lanes read rows of two operands to registers if they are a few elements apart; fewer if 32 bits are read again.
     image = (32, 20, 64, 64)
     apart = [tuple(step * x for x in (81920, 4096, 64, 1)) for step in range(6)]
     assert not copied(image, apart[4], operands=2, lane=32) and copied(image, apart[5], operands=2, lane=32)
     assert copied(image, apart[4], operands=2, lane=32, again=True) and not copied(
         image, apart[4], operands=2, lane=32, again=True, size=2
     )
-    # Other ones are copied if they are many, of 16 bits or read again.
+    # Other such rows are copied if they are many, and have 16 bits or are read again.
     assert not copied(image, apart[2], operands=2) and copied(image, apart[2], operands=2, again=True)
     assert copied(image, apart[2], operands=2, size=2) and not copied((8, *image[1:]), apart[2], operands=2, size=2)
-    # So are short rows of 16 bits with gaps that leave no words of neighbours, if copies have some; not few classes.
+    # 16-bit images with gaps are copied if only the copies have words of neighbours, unless classes are few.
     small, gaps = (4, 32, 8, 8), (32 * 88, 88, 11, 1)
     assert copied(small, gaps, operands=2, size=2) and not copied(small, operands=2, size=2)
     assert not copied((4, 15, 8, 8), (15 * 88, 88, 11, 1), operands=2, size=2)
     assert not copied((4, 32, 7, 7), (32 * 70, 70, 10, 1), operands=2, size=2)
     assert not copied(small, gaps, operands=2) and copied(small, gaps, operands=2, again=True)
     assert not copied(small, gaps, operands=2, size=8, again=True)
-    # Many of few classes are taken to registers as they lie.
+    # Many rows of few classes are read to registers in place.
     large, gaps = (4, 32, 128, 128), (32 * 128 * 131, 128 * 131, 131, 1)
     assert copied(large, gaps, operands=2, size=2) and not copied(large, gaps, operands=2, size=2, lane=32)
     assert not copied(large, gaps, operands=2, again=True)
-    # Log-probabilities are read at the labels only, and their gradients written.
+    # Of log-probabilities only those of labels are read, and gradients are only written.
     assert not copied((8, 1000, 64, 64), softmax=False) and not copied((16, 262144), (1, 16), softmax=False)
     assert not copied((16, 1000), (1, 16), softmax=False) and not copied((8192, 262144), (1, 8192), softmax=False)
     assert not copied((0, 1000), (1, 0)) and not copied((5, 0), (1, 5))
@@ -162,8 +162,8 @@ def test_few_rows_of_heavy_terms_are_copied(
     writes: bool,
     copied: tuple[int, ...],
 ) -> None:
-    """Operands whose classes lie apart are, where lanes that share a row of a copy take less time than a thread with
-    all of it; elsewhere those that lie differently from the first.
+    """Operands with strided classes are copied where lanes that share a row of the copy take less time than one thread
+    per row. Elsewhere, operands that are laid out differently from the first one are copied.
     """
     loss = registry(SoftmaxLoss)["distillation_loss"]
     operands = [TensorSpec(dtype, (rows, classes), (1, rows) if x else (classes, 1)) for x in apart]
@@ -172,7 +172,7 @@ def test_few_rows_of_heavy_terms_are_copied(
 
 
 def test_copies_lie_as_kernels_read_fast() -> None:
-    """In the order of the operands where that is enough, and not all of them."""
+    """Copies have the order of the other operand where that is enough, so that not all operands are copied."""
     losses = registry(SoftmaxLoss)
 
     def strides_of_copies(
@@ -194,18 +194,18 @@ def test_copies_lie_as_kernels_read_fast() -> None:
     assert strides_of_copies(image, plain, (4800, 1, 120, 3), has_tangent=(True, False)) == {}
     assert strides_of_copies(image, plain, last, has_tangent=(True, True)) == {1: plain}
     assert strides_of_copies(image, stepped, stepped) == {0: plain, 1: plain}
-    # Of many rows lanes take few classes to registers, though neighbouring rows are a few elements apart.
+    # Of many rows, lanes read few classes to registers, although neighbouring rows are a few elements apart.
     many, fifth = (16, *image[1:]), tuple(5 * x for x in plain)
     assert strides_of_copies(many, stepped, plain) == strides_of_copies(many, stepped, stepped) == {}
     assert strides_of_copies(many, plain, fifth) == {1: plain}
-    # Second derivatives of classes that a thread would read twice, and that warps do not share.
+    # Second derivatives copy classes that a thread would read twice and that warps do not share.
     for classes, pixels, count in ((52, 71, 0), (304, 71, 0), (305, 71, 2), (100, 22, 2), (52, 16, 0)):
         many, strides = (2, classes, pixels, pixels), (classes * pixels**2, pixels**2, pixels, 1)
         assert len(strides_of_copies(many, strides, strides, has_tangent=(True, False))) == count
     assert strides_of_copies((6, 333), (1, 6)) == {0: (333, 1)}
     assert strides_of_copies((16, 40000), (40001, 1), (1, 16)) == {1: (40000, 1)}
     assert strides_of_copies((4096, 50), (1, 4096), (50, 1)) == {0: (50, 1)}
-    # Rows with gaps of so many classes that few lanes have enough to do, if they exchange more than once or are many.
+    # Rows with gaps are copied if few lanes would have enough work, and lanes exchange more than once or rows are many.
     for loss, dtype, rows, classes, copied in (
         ("cross_entropy", "bfloat16", 1 << 14, 112, True),
         ("cross_entropy", "bfloat16", 1 << 13, 33, False),
@@ -220,7 +220,7 @@ def test_copies_lie_as_kernels_read_fast() -> None:
         dense, gaps = (classes, 1), (classes + 3, 1)
         found = strides_of_copies((rows, classes), gaps, dense, loss=loss, dtype=dtype)
         assert found == ({0: dense} if copied else {})
-    # Two classes of 16 bits that lie apart in one operand would be read one by one.
+    # Two 16-bit classes that are strided in one operand would be read one by one.
     for dtype, found in (("bfloat16", {1: (2, 1)}), ("float32", {})):
         assert strides_of_copies((1 << 14, 2), (2, 1), (1, 1 << 14), dtype=dtype) == found
 
@@ -234,7 +234,7 @@ def test_copies_have_no_gaps(shape: tuple[int, ...]) -> None:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """A copy in which neighbouring classes are as far apart as there are rows."""
+    """Returns a copy whose class stride is the number of rows."""
     return x.t().contiguous().t()
 
 
@@ -242,7 +242,7 @@ CASES = ["cross_entropy", "cross_entropy, soft", "distillation_loss", "nll_loss"
 
 
 def drawn(case: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """A function and contiguous operands; the floating ones require grad."""
+    """Returns a function and contiguous operands; the floating ones require grad."""
     generator = torch.Generator().manual_seed(0)
     first, second = (3 * torch.randn(2, *SHAPE, generator=generator)).unbind()
     name, _, soft = case.partition(", ")
@@ -368,7 +368,7 @@ def test_rows_that_lie_otherwise_than_their_gradients(
 @pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
 def test_rows_of_clusters_that_lie_otherwise_than_their_gradients() -> None:
     with host.execution(seed=1) as device:
-        # Room for one vector of each thread, and for one more of each warp.
+        # One vector of each thread fits, and one more of each warp.
         device.chip = Chip(DECLARED_BYTES + (8 << 10) + 256, clusters=True, threads=512)
         found = agrees_with_contiguous_rows(9001, 1, 1, {}, torch.bfloat16, "cpu")
     assert [(x.kind, x.cluster, x.shifted) for x in found] == [("block", 4, True)]
@@ -377,11 +377,11 @@ def test_rows_of_clusters_that_lie_otherwise_than_their_gradients() -> None:
 def agrees_with_contiguous_rows(
     classes: int, gap: int, step: int, options: dict[str, float], dtype: torch.dtype, device: str
 ) -> list[softmax_layout.RowLayout]:
-    """Asserts that nine rows of a larger matrix have the loss and gradients of contiguous ones, and returns the layouts
-    of their plans. The rows begin at every distance from an aligned address.
+    """Asserts that strided rows have the loss and gradients of contiguous rows, and returns the layouts of their plans.
 
-    Logits with gaps between classes are gathered to the vectors of the gradients, so the bits are those of contiguous
-    rows. Others are added in the order of their own vectors.
+    The rows are nine rows of a larger matrix and begin at every distance from an aligned address. Logits with gaps
+    between classes are gathered into the vectors of the gradients, so they have the bits of contiguous rows. Other
+    logits are added in the order of their own vectors.
     """
     generator = torch.Generator().manual_seed(0)
     wide = torch.full((9, step * classes + gap), torch.nan, dtype=dtype, device=device)
@@ -413,9 +413,9 @@ def agrees_with_contiguous_rows(
     return found
 
 
-#: Rows with small gaps: rows, classes, dtype, elements from row to row and from class to class, and those in front of
-#: the first one. Tiles of one row of a lane and of several, full and partial ones; words of each size; with padding in
-#: shared memory and without.
+#: Rows with small gaps: number of rows and of classes, dtype, row stride, class stride, and number of elements before
+#: the first row. These cover tiles of one row per lane and of several, full and partial; words of each size; and rows
+#: with and without padding in shared memory.
 SMALL_GAPS = (
     (70, 10, torch.bfloat16, 13, 1, 1),
     (64, 10, torch.bfloat16, 16, 1, 0),
@@ -433,7 +433,7 @@ SMALL_GAPS = (
 def with_small_gaps(
     rows: int, classes: int, dtype: torch.dtype, pitch: int, step: int, before: int, generator: torch.Generator
 ) -> Tensor:
-    """Random rows in memory that ends with their last class."""
+    """Returns random rows in memory that ends with the last class of the last row."""
     memory = torch.full((before + (rows - 1) * pitch + (classes - 1) * step + 1,), torch.nan, dtype=dtype)
     x = memory.to(KERNELS).as_strided((rows, classes), (pitch, step), before)
     return x.copy_(3 * torch.randn(rows, classes, generator=generator))
@@ -443,7 +443,7 @@ def with_small_gaps(
 @pytest.mark.addresses
 @pytest.mark.parametrize(("shape", "kernels"), in_turn(SMALL_GAPS, ("sum", "value", "none", "mean")), ids=str)
 def test_many_rows_with_small_gaps(shape: tuple[Any, ...], kernels: str, fresh_plans: Callable[[], None]) -> None:
-    """Warps copy them with their gaps, and evaluate them as rows without gaps, so the bits are those of these."""
+    """Warps copy such rows with their gaps and evaluate them like rows without gaps, so both have the same bits."""
     generator, (rows, classes, dtype, *_) = torch.Generator().manual_seed(0), shape
     x = with_small_gaps(*shape, generator)
     labels = torch.randint(classes, (rows,), generator=generator).to(KERNELS)
@@ -456,7 +456,7 @@ def test_many_rows_with_small_gaps(shape: tuple[Any, ...], kernels: str, fresh_p
             found.append([value.detach()])
             if value.requires_grad:
                 upstream = torch.linspace(0.5, 2, value.numel(), dtype=dtype, device=KERNELS).view(value.shape)
-                # As forward expects it, and another one.
+                # The grad_output that forward expects, and another one.
                 choices = torch.ones_like(value), upstream
                 found[-1] += [torch.autograd.grad(value, leaf, y, retain_graph=True)[0] for y in choices]
     assert rows == 1 or {(y.kind, y.step) for y in layouts} == {("packed_rows", shape[4]), ("packed_rows", 0)}
@@ -466,7 +466,7 @@ def test_many_rows_with_small_gaps(shape: tuple[Any, ...], kernels: str, fresh_p
 @pytest.mark.kernels
 @pytest.mark.parametrize("classes", [3, 19])
 def test_many_rows_with_small_gaps_and_options(classes: int, fresh_plans: Callable[[], None]) -> None:
-    """Labels, mask and results in an order of their own, and everything else that a row may have."""
+    """Covers labels, mask and results in an order of their own, with all other options of a row."""
     generator, shape = torch.Generator().manual_seed(0), (9, 23)
     x = with_small_gaps(prod(shape), classes, torch.bfloat16, classes + 2, 1, 1, generator).unflatten(0, shape)
     labels = torch.randint(classes, shape[::-1], generator=generator).to(KERNELS).mT
@@ -484,7 +484,7 @@ def test_many_rows_with_small_gaps_and_options(classes: int, fresh_plans: Callab
 
 @pytest.mark.kernels
 def test_two_operands_of_neighbouring_rows_a_few_elements_apart(fresh_plans: Callable[[], None]) -> None:
-    """A lane reads its row where it lies, in registers, so the bits are those of neighbours."""
+    """A lane reads its row in place to registers, so the bits are those of adjacent rows."""
     generator = torch.Generator().manual_seed(0)
     x, t = (torch.randn(1, 3, 128, 128, generator=generator).to(KERNELS) for _ in range(2))
     t = t.softmax(1)
@@ -502,7 +502,7 @@ def test_two_operands_of_neighbouring_rows_a_few_elements_apart(fresh_plans: Cal
 @pytest.mark.kernels
 @pytest.mark.parametrize("shape", [(2, 6, 4, 8), (1, 97, 4, 8)], ids=str)
 def test_images_of_16_bits_at_any_address(shape: tuple[int, ...], fresh_plans: Callable[[], None]) -> None:
-    """Words of neighbouring rows are shifted to those of the gradients, so the bits are those of an aligned image."""
+    """Words of neighbouring rows are shifted to the words of gradients, so the bits are those of an aligned image."""
     generator = torch.Generator().manual_seed(0)
     images = [torch.randn(shape, generator=generator).to(KERNELS, torch.bfloat16) for _ in range(2)]
     found = []
@@ -530,7 +530,7 @@ def test_cupy(case: str, cupy: Any) -> None:
     (expected, gradient), (value, found) = (cupylosses.value_and_grad(function, *x) for x in (arrays, apart))
     assert float(value) == float(expected)
     assert torch.equal(tensor(found), tensor(gradient))
-    # Log-probabilities are read where they lie, the others from a copy.
+    # Log-probabilities are read in place, the others from a copy.
     assert found.strides == (apart if case == "nll_loss" else arrays)[0].strides
 
 

@@ -46,7 +46,7 @@ def script() -> ModuleType:
 
 
 def planned(loss: Loss) -> dict[PointwiseKernel, set[int]]:
-    """The kernels that the smoke test launches, with their numbers of blocks."""
+    """Returns the kernels that the smoke test launches, each with its numbers of blocks."""
     found: dict[PointwiseKernel, set[int]] = {}
 
     class Noted(Launcher):
@@ -68,7 +68,7 @@ def planned(loss: Loss) -> dict[PointwiseKernel, set[int]]:
 @of_some
 @pytest.mark.filterwarnings("ignore:.*broadcast")
 def test_smoke_test_reaches_every_entry_point_layout_and_dtype(loss: Loss) -> None:
-    # Streams are gathered alike from any number of dimensions.
+    # Gathering works alike for any number of dimensions, so layouts are compared without that number.
     found = {replace(x, layout=x.layout.rstrip("1234")): g for x, g in planned(loss).items()}
     everything = [replace(x, layout=x.layout.rstrip("1234")) for x in variants(loss)]
     for field in ("kind", "layout", "flags", "vec_size", "result", "columns"):
@@ -121,7 +121,7 @@ def test_command_watches_only_our_kernels(script: ModuleType, tool: str) -> None
 
 
 def test_old_initcheck_has_to_watch_all_kernels(script: ModuleType) -> None:
-    """Otherwise it would not know that torch wrote the operands."""
+    """Without watching torch's kernels, an old initcheck does not notice that torch wrote the operands."""
     assert "--kernel-name" not in script.command(Path("x"), "initcheck", NAMES, "--tool")
     assert "--kernel-name" in script.command(Path("x"), "memcheck", NAMES, "--tool")
 
@@ -148,7 +148,7 @@ def test_sanitizer_is_found(script: ModuleType, tmp_path: Path, monkeypatch: pyt
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the tools say
+# Reports of the tools
 
 RAN = "smoke: 10 checks, 20 kernels, 30 launches\n"
 

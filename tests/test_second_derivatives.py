@@ -1,6 +1,6 @@
-"""The directional derivative of a loss: a loss of its own, whose gradients are second derivatives of the first.
+"""Directional derivative of a loss: itself a loss, whose gradients are second derivatives of the original.
 
-The truth is the reference formula, differentiated twice by torch in float64; for a form, its product with the weight.
+The truth is the reference formula, times the weight if there is one, differentiated twice by torch in float64.
 """
 
 from __future__ import annotations
@@ -49,21 +49,22 @@ FORMS = {"plain": {}, "weight and mask": {"weight": "array", "mask": True}}
 
 SHAPE = (6, 20)
 
-#: Accepted error of a result, in epsilons of the sizes of its terms and of the effect of its operands' last bits: in
-#: float32 as many as a value's (testing/tolerance.py). In float64 the truth rounds too, and cancels where a formula was
-#: written for its value: against truths that do not, the kernels' error is a quarter of this.
+#: Accepted error of a result in epsilons, relative to the magnitudes of its terms plus the effect of its operands' last
+#: bits. The float32 bound is that of a value (testing/tolerance.py). In float64 the truth rounds too, and cancels where
+#: a formula was written to be accurate in its value only: against truths without these errors, the kernels' error is a
+#: quarter of this bound.
 FEW = {"float32": 4, "float64": 32}
 
 
 @dataclass
 class Truth:
-    """A derivative, and the size that errors are relative to."""
+    """Exact derivative, and the magnitude that its errors are relative to."""
 
     exact: Tensor
     size: Tensor
 
     def error(self, result: Tensor) -> float:
-        """The worst error in epsilons of the result's arithmetic."""
+        """Returns the worst error in epsilons of the result's arithmetic."""
         kind = torch.float64 if result.dtype == torch.float64 else torch.float32
         wrong = (result.double() - self.exact).abs()
         finfo = torch.finfo(kind)
@@ -72,7 +73,7 @@ class Truth:
 
 
 def graph(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The derivatives, with a graph for further differentiation."""
+    """Returns the derivatives, with a graph so that they can be differentiated again."""
     if not output.requires_grad:
         return [torch.zeros_like(x) for x in inputs]
     found = torch.autograd.grad(output, inputs, torch.ones_like(output), create_graph=True, allow_unused=True)
@@ -80,13 +81,16 @@ def graph(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def truths(value: Tensor, parts: Sequence[Tensor], inputs: Sequence[Tensor]) -> Truth:
-    """A sum of parts, each with its own size, and the effect of the operands' last bits."""
+    """Returns the truth of a sum of parts.
+
+    Its size adds the magnitudes of the parts and the effect of the operands' last bits.
+    """
     moved = [(x * g).detach().abs().nan_to_num(0.0, inf) for x, g in zip(inputs, graph(value, inputs), strict=True)]
     return Truth(value.detach(), sum(x.detach().abs() for x in parts) + sum(moved))
 
 
 def product(loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any]) -> Tensor:
-    """The elements of a loss or a form of it, multiplied by their weights in torch: right where all is finite."""
+    """Returns the elements of a loss, weighted and masked by torch: correct where all values are finite."""
     own = loss.base if isinstance(loss, ModifiedLoss) and loss.base else loss
     elements = pointwise_reference.elements(own, operands[: len(own.operands)], values)
     for x, operand in zip(operands, loss.operands, strict=True):
@@ -99,7 +103,10 @@ def product(loss: Loss, operands: Sequence[Tensor], values: Mapping[str, Any]) -
 
 @dataclass
 class Setting:
-    """A derivative along every floating operand of a form, its operands, and their counterparts for the formula."""
+    """Derivative of a loss along all its floating operands, with the operands and parameters of a call.
+
+    ``values`` are the parameters and flags as the reference formula takes them.
+    """
 
     loss: TangentLoss
     operands: tuple[Tensor, ...]
@@ -118,18 +125,21 @@ class Setting:
         return [x.detach().clone().requires_grad_(x.is_floating_point()) for x in self.operands]
 
     def evaluate(self, how: Static) -> tuple[Tensor, list[Tensor]]:
-        """The kernels' result, and its gradients."""
+        """Returns the kernels' result and its gradients."""
         leaves = self.leaves()
         result = evaluation.evaluate(self.call(leaves, how))
         return result.detach(), list(torch.autograd.grad(result.sum(), [x for x in leaves if x.requires_grad]))
 
     def by_formula(self) -> tuple[Tensor, list[Tensor]]:
-        """Value and gradients of every element by the formula alone, without a kernel."""
+        """Returns value and gradients of every element, by the kernels' formula without a kernel."""
         value, gradients = Formula(self.loss, self.flags, self.parameters).evaluate(self.operands)
         return value, [x for x in gradients if x is not None]
 
     def truth(self) -> tuple[Truth, list[Truth]]:
-        """The element values and their gradients with respect to the floating operands and the directions."""
+        """Returns the truth of the elements, and of their gradients.
+
+        The gradients are those with respect to the floating operands and the directions.
+        """
         base = self.loss.base
         assert base is not None
         x = [t.detach().double().requires_grad_() for t in self.operands[: self.own]]
@@ -145,7 +155,7 @@ class Setting:
 def setting(
     loss: Loss, dtype: str, case: Mapping[str, Any] = {}, shapes: Sequence[Sequence[int]] = (), **how: Any
 ) -> Setting:
-    """Random operands and directions."""
+    """Builds a setting with random operands and directions."""
     base = modified(loss, **how)
     values = loss.values(case)
     parameters = tuple(float(values[x.name]) for x in loss.parameters)
@@ -166,7 +176,7 @@ def setting(
 
 
 def worst_errors(chosen: Setting) -> dict[str, float]:
-    """The worst errors of the element values and of every gradient, by name, by the formula alone."""
+    """Returns the worst errors of the elements and of every gradient, by name, without a kernel."""
     value, gradients = chosen.by_formula()
     expected, slopes = chosen.truth()
     names = [x.name for x in chosen.loss.operands if x.name != "mask"]
@@ -182,7 +192,7 @@ def worst_errors(chosen: Setting) -> dict[str, float]:
 @pytest.mark.every_loss
 @pytest.mark.parametrize(("loss", "case", "dtype"), [(*x, dtype) for x, dtype in in_turn(CASES, [*FEW])])
 def test_agrees_with_the_formula(loss: Loss, case: Mapping[str, Any], dtype: str) -> None:
-    """At random points, and where the definition says what the first derivative is."""
+    """Compares at random points, and at points where the definition specifies the first derivative."""
     chosen = setting(loss, dtype, case)
     kinks = [x.operands for x in loss.kinks(**chosen.values) if not any(map(math.isinf, x.operands))]
     for row, point in enumerate(kinks):
@@ -271,7 +281,7 @@ def test_forms_agree_with_the_formula(loss: Loss, how: Mapping[str, Any]) -> Non
 @pytest.mark.kernels
 @pytest.mark.parametrize(("how", "loss", "dtype"), in_turn([*FORMS.values()], REPRESENTATIVES, [*FEW]))
 def test_kernels_agree_with_the_formula(loss: Loss, how: Mapping[str, Any], dtype: str) -> None:
-    """To the bit, without contraction; where rows are averaged, to a rounding of the factor."""
+    """Bit-equal, without contraction; where rows are averaged, gradients differ by a rounding of the factor."""
     chosen = setting(loss, dtype, **how)
     expected = flat(chosen.by_formula())
     factor = SHAPE[-1] if loss.mean_of_rows else 1
@@ -291,7 +301,7 @@ def test_kernels_agree_with_the_formula(loss: Loss, how: Mapping[str, Any], dtyp
     ),
 )
 def test_broadcast_operands_and_reductions(name: str, how: Mapping[str, Any]) -> None:
-    """Sums over all elements, or over some dimensions, and the gradients of operands that are read many times."""
+    """Reduces over all elements or some dimensions, with gradients of broadcast operands."""
     shapes = [SHAPE, (SHAPE[1],), (SHAPE[0], 1), *[(SHAPE[0], 1), SHAPE][: len(how)]]
     chosen = setting(LOSSES[name], "float32", shapes=shapes, **how)
     everything = replace(chosen, operands=tuple(x.expand(SHAPE).contiguous() for x in chosen.operands))
@@ -316,14 +326,14 @@ def test_value_has_the_same_bits_with_and_without_second_derivatives() -> None:
 
 @pytest.mark.kernels
 def test_sixteen_bits_are_rounded_once() -> None:
-    """Arithmetic is never narrow here: results are those of float32, rounded."""
+    """Derivatives never use narrow arithmetic: results are those of float32, rounded."""
     how = Static("sum")
     chosen = setting(LOSSES["binary_cross_entropy_with_logits"], "bfloat16")
     for found, exact in zip(flat(chosen.evaluate(how)), flat(in_float32(chosen).evaluate(how)), strict=True):
         assert torch.equal(found, exact.to(found.dtype))
 
 
-#: Operands at edges of domains, and beside them.
+#: Values of operands at the edges of domains, and next to them.
 EDGES = (0.0, -0.0, 1e-4, 0.01, 0.06, 0.25, 0.5, 0.75, 1.0, 2.0, -0.5, -3.0, 20.0, -300.0, inf, -inf, nan)
 
 
@@ -333,7 +343,7 @@ EDGES = (0.0, -0.0, 1e-4, 0.01, 0.06, 0.25, 0.5, 0.75, 1.0, 2.0, -0.5, -3.0, 20.
     ("loss", "dtype"), in_turn([x for x in LOSSES.values() if x.tentative], ["float16", "bfloat16"])
 )
 def test_edges_that_are_tried_first_in_sixteen_bits_are_those_of_float32(loss: Loss, dtype: str) -> None:
-    """Tentative formulas have other kinks, and their products no guards against 0 times infinity."""
+    """Tentative formulas have other kinks, and their products have no guards against 0 times infinity."""
     chosen = setting(loss, dtype, shapes=[(len(EDGES), len(EDGES))] * len(loss.operands))
     for x, points in zip(chosen.operands, torch.meshgrid([torch.tensor(EDGES)] * 2, indexing="ij"), strict=False):
         x.copy_(points)
@@ -353,7 +363,7 @@ def flat(result: tuple[Tensor, list[Tensor]]) -> list[Tensor]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The formula, which is what CPU tensors and third derivatives take
+# The reference formula, which serves CPU tensors and third derivatives
 
 
 @pytest.mark.parametrize("how", FORMS.values(), ids=list(FORMS))
@@ -404,7 +414,7 @@ Point = tuple[float, list[float]]
 
 
 def at(loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any) -> Point:
-    """The value and its derivatives with respect to the operands, at one point, by the kernels' formula."""
+    """Returns the value and its derivatives with respect to the operands, at one point, by the kernels' formula."""
     derivative, leaves, values = posed(loss, along, operands, directions, KERNELS, **how)
     parameters = tuple(float(values[x.name]) for x in loss.parameters)
     parameters += tuple([0.0] if how.get("weight") == "number" else [])
@@ -415,7 +425,7 @@ def at(loss: Loss, along: Sequence[int], operands: Sequence[float], directions: 
 def at_by_formula(
     loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], **how: Any
 ) -> Point:
-    """The results of the reference formula."""
+    """Returns the value and its derivatives at one point, by the reference formula."""
     derivative, leaves, values = posed(loss, along, operands, directions, "cpu", **how)
     result = pointwise_reference.elements(
         derivative, [x if x.is_floating_point() else x.float() for x in leaves], values
@@ -426,7 +436,7 @@ def at_by_formula(
 def posed(
     loss: Loss, along: Sequence[int], operands: Sequence[float], directions: Sequence[float], device: str, **how: Any
 ) -> tuple[TangentLoss, list[Tensor], dict[str, Any]]:
-    """The derivative of a form, its operands as leaves, and the values of parameters and flags."""
+    """Returns the derivative of a modified loss, its operands as leaves, and the values of parameters and flags."""
     base = modified(loss, **how)
     derivative = along_tangents(base, tuple(i in along for i in range(len(base.operands))))
     given = [torch.tensor([x], device=device) for x in (*operands, *directions)]
@@ -460,7 +470,7 @@ def test_infinite_logit_for_the_right_label_has_second_derivatives_of_0(name: st
 
 @pytest.mark.kernels
 def test_logit_of_0_is_a_point_like_others() -> None:
-    """|x| occurs in the formula, and has no derivative there."""
+    """The formula contains |x|, which has no derivative at 0."""
     loss = LOSSES["binary_cross_entropy_with_logits"]
     assert at(loss, [0], (0.0, 1.0, 1.0), (1.0,))[1][0] == 0.25
     # The second derivative of (1 - p^q) / q: p^q (q (1 - p)^2 - p (1 - p)), negated.
@@ -480,8 +490,8 @@ def test_what_does_not_count_is_0_along_any_direction(held: float, direction: fl
     assert at(loss, [0, 1], (held, 2.0), (direction, direction), weight="number") == (0.0, [0.0] * 4)
 
 
-#: Directions, the operands of an element of weight 0, and the expected value and derivatives with respect to the
-#: operands, the weight and the directions.
+#: For an element of weight 0: the loss, the operands with a direction, the operands and directions, and the expected
+#: value with its derivatives with respect to the operands, the weight and the directions.
 WEIGHTLESS = {
     "finite": ("mse_loss", [0, 1, 2], (3.0, 1.0), (0.25, -1.0, 0.5), (2.0, [2.0, -2.0, 5.0, 0.0, 0.0, 4.0])),
     "weight alone": ("mse_loss", [2], (3.0, 1.0), (0.5,), (2.0, [2.0, -2.0, 0.0, 4.0])),
@@ -490,7 +500,7 @@ WEIGHTLESS = {
     "infinite direction": ("mse_loss", [0, 2], (3.0, 1.0), (inf, 0.5), (2.0, [2.0, -2.0, 0.0, 0.0, 4.0])),
     "NaN": ("mse_loss", [0, 2], (nan, 1.0), (1.0, nan), (0.0, [0.0] * 5)),
     "infinite value": ("l1_loss", [0, 2], (inf, 1.0), (1.0, 1.0), (0.0, [0.0] * 5)),
-    # x - t + t log(t / x), whose slope in t is infinite at 0.
+    # x - t + t log(t / x), whose derivative in t is infinite at 0.
     "finite slope": ("generalized_kl_div", [0, 2], (0.5, 0.0), (2.0, 3.0), (1.5, [3.0, 0.0, 2.0, 0.0, 0.5])),
     "infinite slope": ("generalized_kl_div", [1, 2], (0.5, 0.0), (2.0, 3.0), (1.5, [3.0, 0.0, 0.0, 0.0, 0.5])),
     "both slopes": ("generalized_kl_div", [0, 1], (0.5, 0.0), (2.0, 3.0), (0.0, [0.0, 0.0, 2.0, 0.0, 0.0])),
@@ -507,7 +517,7 @@ def test_a_weight_of_0_is_moved_by_what_is_finite(
 ) -> None:
     point = at if way == "kernels" else at_by_formula
     assert point(LOSSES[name], along, (*operands, 0.0), directions, weight="array") == expected
-    # The mask shields from finite values as well.
+    # A mask hides the element even if its values are finite.
     masked = point(LOSSES[name], along, (*operands, 0.0, 0.0), directions, weight="array", mask=True)
     assert masked == (0.0, [0.0] * len(expected[1]))
 
@@ -519,12 +529,12 @@ def test_undefined_losses_have_undefined_derivatives() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Losses of users
+# User-defined losses
 
 
 @pytest.mark.kernels
 def test_derivatives_by_hand_constants_and_parts_are_followed() -> None:
-    """Names that the generated code uses itself are free, too."""
+    """Definitions may also use the names that the generated code uses itself."""
     own = Loss(
         name="own",
         summary="",
@@ -557,7 +567,7 @@ def test_number_in_place_of_an_operand(role: str) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# That a defect would be noticed, and that all of it compiles
+# Sensitivity to defects, and compilation
 
 
 @pytest.mark.programs
@@ -597,7 +607,7 @@ def nvrtc() -> Nvrtc:
     in_turn(short_or_full(REPRESENTATIVES[::3], tuple(LOSSES.values())), ["float32", "bfloat16"]),
 )
 def test_compiles(definition: Loss, dtype: str, nvrtc: Nvrtc) -> None:
-    """The kernel with every gradient there can be, of the form with the most operands."""
+    """Compiles the kernel with all gradients, for the weighted and masked loss, which has the most operands."""
     base = modified(definition, weight="array", mask=True)
     moving = tuple(x.name != "mask" for x in base.operands)
     loss = along_tangents(base, moving)

@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.skipif(not HOST, reason="needs a C++ compiler on Li
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The source of a kernel that did not compile
+# Source of a kernel that did not compile
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def variant() -> PointwiseKernel:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, variant: PointwiseKernel) -> Callable[[], str]:
-    """Compiles with a CuPy that refuses every kernel; returns the message."""
+    """Compiles with a CuPy that rejects every kernel, and returns the error message."""
 
     class Refusal(Exception):
         """Stands in for CuPy's CompileException."""
@@ -108,7 +108,7 @@ def host_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def stored(directory: Path, name: str, content: bytes = b"code") -> Path:
-    """An object in the cache."""
+    """Stores an object in the cache."""
     (directory / "built").write_bytes(content)
     objects.keep(directory / "built", directory / name)
     return directory / name
@@ -194,7 +194,7 @@ def test_the_first_object_of_a_process_prunes(host_cache: Path, monkeypatch: pyt
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Results that are kept
+# Cached results
 
 
 def break_value(path: Path) -> None:

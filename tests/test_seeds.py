@@ -1,4 +1,4 @@
-"""Traps of hand-written CUDA losses: one test each, named by the trap, on the CPU and on a GPU.
+"""Typical bugs of hand-written CUDA losses: one test per bug, named after it, on the CPU and on a GPU.
 
 Expected values are worked out by hand, or by the naive expression in float64.
 """
@@ -20,7 +20,7 @@ from cupylosses.jit.gpu import Chip
 
 pytestmark = [pytest.mark.plain, pytest.mark.filterwarnings("ignore:.*broadcast")]
 
-#: More elements than a fixed grid of 1024 blocks of 256 threads covers in one step, and no round number.
+#: More elements than a fixed grid of 1024 blocks of 256 threads covers in one step, and not a round number.
 MANY = 1024 * 256 * 3 + 77
 
 PAIRWISE = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.hinge_loss]
@@ -28,14 +28,14 @@ BY_NAME = pytest.mark.parametrize("function", PAIRWISE, ids=lambda f: f.loss.nam
 
 
 def pair(device: str, *shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = True) -> list[Tensor]:
-    """Two tensors of numbers with few digits, whose sums are exact in float64."""
+    """Returns two tensors of numbers with few digits, whose sums are exact in float64."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randint(-64, 64, shape, generator=generator) / 16 for _ in range(2)]
     return [x.to(device, dtype).requires_grad_(requires_grad) for x in drawn]
 
 
 def distributions(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Two softmax outputs."""
+    """Returns two softmax outputs."""
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(shape, generator=generator).softmax(-1) for _ in range(2)]
     return [x.to(device, dtype).requires_grad_() for x in drawn]
@@ -47,7 +47,7 @@ def distributions(device: str, *shape: int, dtype: torch.dtype = torch.float32) 
 
 @BY_NAME
 def test_final_reduction_that_drops_partial_sums(function, device: str) -> None:
-    """A last block of 256 threads that adds 256 of 1024 partial sums, and forgets the others."""
+    """The bug: a last block of 256 threads adds 256 of 1024 partial sums, and drops the others."""
     value = function(torch.ones(MANY, device=device) * -3, torch.ones(MANY, device=device), reduction="sum")
     one = function(torch.tensor([-3.0]), torch.tensor([1.0]), reduction="sum")
     assert one.item() > 0
@@ -56,7 +56,7 @@ def test_final_reduction_that_drops_partial_sums(function, device: str) -> None:
 
 @BY_NAME
 def test_stride_loop_that_starts_at_the_thread_index_alone(function, device: str) -> None:
-    """Every block would sum the same elements: only a sum of different numbers, far apart, exposes it."""
+    """The bug: every block sums the same elements. Only different numbers, far apart, expose it."""
     x = torch.zeros(MANY, device=device)
     where = torch.arange(0, MANY, 9973, device=device)
     x[where] = torch.arange(1.0, len(where) + 1, device=device)
@@ -83,7 +83,7 @@ def test_gradients_of_the_squared_error_are_opposite(device: str) -> None:
 
 @BY_NAME
 def test_result_has_no_dimensions(function, device: str) -> None:
-    """Shape (), not (1,)."""
+    """The shape is (), not (1,)."""
     for shape in [(7,), (1,), (), (2, 3)]:
         a, b = pair(device, *shape)
         assert function(a, b).shape == ()
@@ -100,7 +100,7 @@ def test_value_that_has_no_gradient_silently(function, device: str) -> None:
 @BY_NAME
 def test_float_atomics_that_change_from_run_to_run(function, device: str) -> None:
     a, b = (torch.rand(MANY, device=device) for _ in range(2))
-    # Blocks race on a GPU alone: the order of the host's threads follows from its seed.
+    # Blocks race only on a GPU: on the host, the seed determines the order of the threads.
     values = {function(a, b).item().hex() for _ in range(2 if device == "cpu" else 20)}
     assert len(values) == 1
 
@@ -108,7 +108,7 @@ def test_float_atomics_that_change_from_run_to_run(function, device: str) -> Non
 @pytest.mark.gpu
 @BY_NAME
 def test_upstream_gradient_read_on_the_host(function) -> None:
-    """A `.item()` in backward waits for the device."""
+    """The bug: `.item()` in backward waits for the device."""
     a, b = pair("cuda", 33)
     function(a, b).backward()
     torch.cuda.synchronize()
@@ -136,7 +136,7 @@ def test_default_stream_instead_of_the_current_one(function) -> None:
 
 
 def test_gradient_divided_in_float32(device: str) -> None:
-    """A count beyond 2^24 is no float32 number: the scale is a float64 quotient, rounded once, before the product."""
+    """The count is inexact in float32, so the scale must be a float64 quotient, rounded once, before the product."""
     count = (1 << 24) + 3
     a = torch.full((1,), -3.0, device=device).expand(count).requires_grad_()
     b = torch.ones(1, device=device).expand(count)
@@ -146,7 +146,7 @@ def test_gradient_divided_in_float32(device: str) -> None:
 
 
 def test_difference_stored_for_backward(device: str) -> None:
-    """The saved tensors are the operands themselves: there is no tensor of the size of the difference."""
+    """Only the operands are saved for backward, and no tensor that has the size of their difference."""
     a, b = pair(device, 1 << 16)
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
@@ -245,7 +245,7 @@ def test_gradients_of_both_distributions(dtype: torch.dtype, device: str) -> Non
 
 
 def test_logarithms_and_sums_in_half(device: str) -> None:
-    """A sum of float16 terms is as accurate as its result's dtype allows: half a unit in the last place."""
+    """A sum of float16 terms is accurate to one unit in the last place of its result's dtype."""
     prediction, target = distributions(device, 64, 1000, dtype=torch.float16)
     q, t = prediction.detach().double(), target.detach().double()
     exact = (torch.special.xlogy(t, t) - torch.xlogy(t, q)).sum().item() / 64
@@ -269,7 +269,7 @@ def test_zero_times_the_logarithm_of_zero(device: str) -> None:
 
 @pytest.mark.gpu
 def test_temporary_of_full_size() -> None:
-    """Value and both gradients allocate nothing of their size besides the gradients."""
+    """The value with both gradients allocates no tensor of the operands' size except the gradients."""
     prediction, target = (torch.rand(2048, 4096, device="cuda").softmax(-1).requires_grad_() for _ in range(2))
     F.kl_div(prediction, target, reduction="batchmean", log_input=False).backward()
     prediction.grad = target.grad = None
@@ -285,7 +285,7 @@ def test_temporary_of_full_size() -> None:
 
 
 def test_broadcasting_by_row_where_it_is_by_column(device: str) -> None:
-    """With N = D only the numbers tell: a target of shape (D,) belongs to the columns."""
+    """With N = D only the values reveal the bug: a target of shape (D,) belongs to the columns."""
     a, _ = pair(device, 16, 16)
     target = torch.tensor([1.0, -1.0] * 5 + [1.0] * 6, device=device)
     expected = torch.clamp(1 - a * target, min=0)
@@ -331,7 +331,7 @@ def test_partial_sums_added_on_the_host() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Of all: sizes
+# All losses: sizes
 
 
 @BY_NAME

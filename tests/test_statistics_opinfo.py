@@ -1,4 +1,4 @@
-"""Losses and functions of row statistics that torch has, judged by torch's own test data: OpInfos and ModuleInfos."""
+"""Losses and functions of row statistics with a torch counterpart, on torch's own OpInfos and ModuleInfos."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*size_average", "ignore:.*broad
 KNOWN = (*registry(StatisticsLoss).values(), *(x for x in functions().values() if isinstance(x, StatisticsLoss)))
 TWINS = {x.name: x for x in KNOWN if x.torch}
 each_twin = pytest.mark.parametrize("definition", TWINS.values(), ids=list(TWINS))
-#: Modules of which torch has no data.
+#: Modules for which torch has no data.
 WITHOUT_DATA = {"TripletMarginLoss", "TripletMarginWithDistanceLoss"}
 MODULES = {name: x for name, x in TWINS.items() if x.module and x.module not in WITHOUT_DATA}
 each_module = pytest.mark.parametrize("definition", MODULES.values(), ids=list(MODULES))
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param(KERNELS, marks=pytest.mark.kernels, id="kernels")])
 
 Arguments = dict[str, Any]
-#: Messages of functions that refuse some of torch's samples.
+#: Error messages of functions that reject some of torch's samples.
 REFUSED = {"cosine_similarity": "needs a dimension of features", "pairwise_distance": "`p` must be a number > 0"}
 #: Parameters of torch's built-in functions, which have no signature.
 PARAMETERS = {"cosine_similarity": ("x1", "x2", "dim", "eps"), "pairwise_distance": ("x1", "x2", "p", "eps", "keepdim")}
@@ -45,7 +45,7 @@ def twin(definition: StatisticsLoss) -> Callable[..., Tensor]:
 
 
 def named(definition: StatisticsLoss, given: Any) -> Arguments:
-    """The arguments of a sample by name."""
+    """Returns the arguments of a sample by name."""
     known = PARAMETERS.get(definition.name) or tuple(inspect.signature(twin(definition)).parameters)
     return dict(zip(known, (given.input, *given.args), strict=False)) | given.kwargs
 
@@ -58,7 +58,7 @@ def samples(definition: StatisticsLoss, device: str, dtype: torch.dtype) -> Iter
 
 
 def graded(function: Callable[..., Tensor], given: Arguments) -> tuple[Tensor, list[Tensor]]:
-    """The value, and the gradients of its weighted sum with respect to the floating vectors."""
+    """Returns the value, and the gradients of its weighted sum with respect to the floating vectors."""
     leaves = {n: x.detach().clone().requires_grad_() for n, x in given.items() if n != "target" and _floating(x)}
     value = function(**{**given, **leaves})
     upstream = torch.linspace(0.25, 1.25, value.numel(), dtype=torch.float64).reshape(value.shape).to(value)
@@ -77,18 +77,18 @@ def holds(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], given: Arg
     wide = {n: x.double() if _floating(x) else x for n, x in given.items()}
     expected, slopes = graded(theirs, wide)
     for found, exact in zip([value, *gradients], [expected, *slopes], strict=True):
-        # In float64 torch's own errors are no smaller.
+        # The default tolerances apply in float64, where torch's own errors are no smaller.
         eps = {} if found.dtype == torch.float64 else dict.fromkeys(("rtol", "atol"), 4 * torch.finfo(found.dtype).eps)
         torch.testing.assert_close(found.double().cpu(), exact.cpu(), equal_nan=True, **eps)
 
 
 def refused(given: Arguments) -> bool:
-    """True of samples without a dimension of features, and with degrees that give no distance: these raise."""
+    """True if our function raises: samples without a feature dimension, or with a degree that defines no distance."""
     return given.get("p", 1.0) <= 0 or any(x.dim() == 0 for x in given.values() if isinstance(x, Tensor))
 
 
 def is_known_difference(definition: StatisticsLoss, given: Arguments) -> bool:
-    """True of samples that docs/differences.md is about: broadcast vectors, whose length is the broadcast one here."""
+    """True for samples that docs/differences.md lists: broadcast vectors, which have the broadcast length here."""
     shapes = {tuple(x.shape) for n, x in given.items() if isinstance(x, Tensor) and n != "target"}
     return definition.name == "cosine_embedding_loss" and len(shapes) > 1
 
@@ -98,7 +98,7 @@ def is_known_difference(definition: StatisticsLoss, given: Arguments) -> bool:
 @devices
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_functions(definition: StatisticsLoss, dtype: str, device: str) -> None:
-    """Every sample, and in kernels, which are compiled for each setting again, a few of them."""
+    """Checks every sample by the formula, but few in kernels, which are compiled again for each setting."""
     found = [x for x in samples(definition, device, getattr(torch, dtype)) if not is_known_difference(definition, x)]
     if not found:
         pytest.skip(f"torch has no samples of {dtype}")
@@ -114,7 +114,7 @@ def test_functions(definition: StatisticsLoss, dtype: str, device: str) -> None:
 
 
 def modules(definition: StatisticsLoss, device: str) -> Iterator[tuple[torch.nn.Module, torch.nn.Module, Any, Any]]:
-    """Our Module and torch's, made alike, the operands of a call, and torch's reference for it."""
+    """Yields our Module and torch's, made alike, with the operands of a call and torch's reference for it."""
     info = opinfo.databases()[1][definition.class_name]
     torch.manual_seed(0)
     for given in info.module_inputs_func(info, device=device, dtype=torch.float32, requires_grad=False, training=True):
@@ -156,7 +156,7 @@ def test_modules(definition: StatisticsLoss) -> None:
 
 @each_twin
 def test_errors(definition: StatisticsLoss) -> None:
-    """What torch refuses is refused, but for shapes that broadcast here."""
+    """Inputs that torch rejects are rejected here, except for shapes that broadcast."""
     info = opinfo.databases()[0][str(definition.torch)]
     if info.error_inputs_func is None:
         pytest.skip("torch has no error inputs")

@@ -1,4 +1,4 @@
-"""The helpers that other tests rely on: the metric, the truth, the samples, the layouts."""
+"""Tests of the helpers that other tests rely on: the metric, the truth, samples and layouts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def double(*values: float) -> Tensor:
 
 
 def expected(*values: float, total: float | None = None) -> Expected:
-    """Results of one term each, whose size is their absolute value."""
+    """Returns results of one term each, whose size is their absolute value or ``total``."""
     exact = double(*values)
     size = exact.abs().nan_to_num(0.0, posinf=0.0) if total is None else torch.full_like(exact, total)
     return Expected(exact, size, size)
@@ -120,7 +120,7 @@ def test_special_numbers(result: float, exact: float, error: float, dtype: torch
 def test_infinity_stands_for_what_the_dtype_cannot_hold() -> None:
     half = partial(torch.tensor, dtype=torch.float16)
     assert compare(half([inf, -inf]), expected(7e4, -1e30)).ok
-    # 65520 lies halfway between the largest number and the one after it; both are right.
+    # 65520 is halfway between the largest number and the one after it; both are correct.
     assert compare(half([inf, 65504.0]), expected(65520.0, 65520.0)).ok
     for wrong, exact in ((65504.0, 7e4), (inf, 65000.0), (-inf, 7e4), (inf, 1.0)):
         assert not compare(half([wrong]), expected(exact)).ok
@@ -146,13 +146,13 @@ def test_flushed_numbers_count_as_zero() -> None:
 def test_the_table_is_the_limit(name: str) -> None:
     kind = getattr(torch, name)
     arithmetic = torch.finfo(getattr(torch, tolerance.arithmetic(name))).eps
-    # A result many times smaller than its terms: the allowed error is far from a multiple of a unit.
+    # The result is many times smaller than its terms, so the allowed error is far from a multiple of a unit.
     exact, size = 1.0, 3000.0
     limit = torch.finfo(kind).eps / 2 + arithmetic * sum(TABLE[name]) * size
     for factor, ok in ((0.9, True), (1.2, False)):
         result = torch.tensor([exact], dtype=kind)
         found = compare(result, expected(exact + factor * limit, total=size))
-        # The test moves the truth, not the result, which has too few digits; half a unit of the dtype hides the rest.
+        # The test moves the truth instead of the result, whose dtype has too few digits; half a unit hides the rest.
         assert found.ok == ok, (name, factor)
 
 
@@ -254,7 +254,7 @@ def test_part_of_a_broadcast_operand() -> None:
 def by_autograd(
     loss: Loss, operands: list[Tensor], values: dict[str, Any], reduction: str, grad_output: Any
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Value and gradients in float64 by the formula and torch alone, without pieces, sizes or expanded operands."""
+    """Returns value and gradients in float64, by the formula and torch alone: no pieces, sizes or expanded operands."""
     leaves = [x.double().requires_grad_() for x in operands]
     value = eager.formula(loss, values, reduction)(*leaves)
     upstream = torch.as_tensor(grad_output, dtype=torch.float64).expand(value.shape)
@@ -439,14 +439,14 @@ def test_nothing_but_nan_lies_around_the_elements(name: str) -> None:
 
 @layout
 def test_layouts_mean_something_for_large_matrices(layout: layouts.Layout) -> None:
-    """The requested shape is used, so the times of a layout are times of that size."""
+    """Layouts keep the requested shape, so that timings of a layout are timings of that size."""
     shape = (600, 256)
     elements = math.prod(torch.broadcast_shapes(*layout.shapes(shape, 2)))
     assert layout.name in ("zero_d", "empty") or 0.9 * 600 * 256 <= elements <= 1.1 * 600 * 256
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Torch's side, poison, and whole checks
+# Torch's counterparts, poisoned memory, and complete checks
 
 
 def test_a_twin_must_have_the_options() -> None:
@@ -496,7 +496,7 @@ def test_poison_is_what_the_next_allocation_holds(size: int) -> None:
 
 
 def spoiled(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """`mse_loss` with its result changed."""
+    """Returns `mse_loss` with its result changed."""
     return lambda *operands, **options: change(F.__dict__["_right_mse_loss"](*operands, **options))
 
 

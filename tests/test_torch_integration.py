@@ -1,4 +1,4 @@
-"""A loss with torch's other features: streams, devices, graphs, autocast, threads, memory, transforms, subclasses."""
+"""Losses with torch's other features: streams, devices, graphs, autocast, threads, memory, transforms, subclasses."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SLEEP = 50_000_000  # Cycles: tens of milliseconds.
 
 
 def draw(loss: Loss, device: str = "cuda", shape: tuple[int, ...] = (257, 129), seed: int = 0) -> list[Tensor]:
-    """Operands in float32, all of which require grad."""
+    """Returns operands in float32, all of which require grad."""
     shapes = [shape] * len(loss.operands)
     drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes, device, seed)
     return [x.requires_grad_() for x in drawn]
 
 
 def evaluate(loss: Loss, operands: list[Tensor], grad_output: float = 1.0, **options: Any) -> list[Tensor]:
-    """Value and gradients."""
+    """Returns value and gradients."""
     value = by_position(loss)(*operands, **options)
     return [value.detach(), *torch.autograd.grad(value, operands, torch.full_like(value, grad_output))]
 
@@ -202,9 +202,7 @@ def test_calls_beside_a_replayed_graph(loss: Loss) -> None:
     ("dtype", "inside"), in_turn(["float16", "bfloat16", "float32", "float64"], ["bfloat16", "float16"], times=2)
 )
 def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
-    """torch runs its losses in float32 under autocast, and so does the library; gradients keep their
-    operands' dtypes.
-    """
+    """Under autocast, results are float32 like torch's, and gradients keep the dtypes of their operands."""
     if device == "cpu" and inside == "float16":
         pytest.skip("torch's autocast on the CPU is for bfloat16")
     operands = [x.detach().to(getattr(torch, dtype)).requires_grad_() for x in draw(loss, device)]
@@ -221,7 +219,7 @@ def test_autocast(loss: Loss, dtype: str, inside: str, device: str) -> None:
     with torch.no_grad(), torch.autocast(device, getattr(torch, inside)):
         elements = by_position(loss)(*operands, reduction="none")
     cast = by_position(loss)(*(x.detach().to(expected) for x in operands), reduction="none")
-    if loss.mean_of_rows:  # of which vectors of 16 bits have more terms
+    if loss.mean_of_rows:  # vectors of 16 bits hold more terms of a mean
         assert torch.allclose(elements, cast, rtol=2.0**-22, atol=0)
     else:
         assert same_bits(elements, cast), "autocast is the cast, without its copy"
@@ -316,7 +314,7 @@ def test_nothing_waits_for_the_device(loss: Loss, reduction: str, broadcast: boo
 @pytest.mark.parametrize("gradients", [0, 1, 2])
 @pytest.mark.parametrize("broadcast", [False, True])
 def test_peak_memory_is_the_outputs(loss: Loss, gradients: int, broadcast: bool) -> None:
-    """At most 8 MiB of workspace."""
+    """Besides its outputs, a call allocates at most 8 MiB of workspace."""
     rows, columns = 1 << 13, 1 << 13
     shapes = [(rows, columns), *[(columns,) if broadcast else (rows, columns)] * (len(loss.operands) - 1)]
     operands = [torch.rand(s, device="cuda").requires_grad_(i < gradients) for i, s in enumerate(shapes)]
@@ -341,7 +339,7 @@ def test_peak_memory_is_the_outputs(loss: Loss, gradients: int, broadcast: bool)
 
 @pytest.mark.gpu
 def test_workspace_stays_small() -> None:
-    """Memory kept between calls: partial sums for each stream, and the table of expectations."""
+    """Between calls only the partial sums of each stream and the table of expectations stay allocated."""
     x = torch.rand(1 << 24, device="cuda")
     before = torch.cuda.memory_allocated()
     for _ in range(10):
@@ -354,7 +352,7 @@ def test_workspace_stays_small() -> None:
 
 
 def test_function_transform(loss: Loss, device: str) -> None:
-    """``torch.func`` differentiates through the formula."""
+    """``torch.func.grad`` agrees with autograd."""
     function = by_position(loss)
     operands = draw(loss, device, (5, 7))
     expected = torch.autograd.grad(function(*operands), operands)
@@ -365,7 +363,7 @@ def test_function_transform(loss: Loss, device: str) -> None:
 
 
 def test_vectorising_map(loss: Loss, device: str) -> None:
-    """One gradient per sample: each row by itself."""
+    """``vmap`` computes value and gradient of each row by itself."""
     function = by_position(loss)
     operands = [x.detach() for x in draw(loss, device, (5, 7))]
     values = torch.func.vmap(function)(*operands)
@@ -378,7 +376,7 @@ def test_vectorising_map(loss: Loss, device: str) -> None:
 
 
 def test_forward_mode(loss: Loss, device: str) -> None:
-    """The tangent is carried, never dropped silently."""
+    """The result carries a tangent, which must not be dropped silently."""
     function = by_position(loss)
     drawn = samples.operands(
         loss, loss.values(), ("float64",) * len(loss.operands), [(9,)] * len(loss.operands), device
@@ -405,7 +403,7 @@ def test_jacobian_vector_product(loss: Loss, device: str) -> None:
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
 @pytest.mark.parametrize("loss", short_or_full(REPRESENTATIVES[-2:], LOSSES))
 def test_torch_compile(loss: Loss, device: str) -> None:
-    """Traced by Dynamo; without its code generator, which would need a C++ compiler."""
+    """Dynamo traces the call; its code generator, which would need a C++ compiler, does not run."""
     torch.compiler.reset()
     function = by_position(loss)
     compiled = torch.compile(lambda *x: function(*x) * 2, backend="eager")
@@ -440,7 +438,7 @@ def test_parameters(loss: Loss, device: str) -> None:
 
 @pytest.mark.representatives
 def test_lazily_negated_tensors(loss: Loss, device: str) -> None:
-    """A view with the negative bit differs from its memory."""
+    """A view with the negative bit has other values than its memory."""
     first, *rest = (x.detach() for x in draw(loss, device, (5, 7)))
     negated = torch._neg_view(first)
     assert negated.is_neg()
@@ -449,7 +447,7 @@ def test_lazily_negated_tensors(loss: Loss, device: str) -> None:
 
 
 def test_meta_tensors(loss: Loss) -> None:
-    """Shapes without numbers, for memory planners."""
+    """Meta tensors have shapes but no values; memory planners use them."""
     operands = [torch.empty(5, 7, device="meta") for _ in loss.operands]
     for reduction, shape in [("none", (5,) if loss.mean_of_rows else (5, 7)), ("mean", ())]:
         value = by_position(loss)(*operands, reduction=reduction)
@@ -469,7 +467,7 @@ def test_operand_used_twice(loss: Loss, device: str) -> None:
 
 @pytest.mark.representatives
 def test_overlapping_views(loss: Loss, device: str) -> None:
-    """Operands that share memory."""
+    """Operands may share memory."""
     function = by_position(loss)
     memory = torch.rand(20, device=device)
     operands = [memory[i : i + 16] for i in range(len(loss.operands))]
@@ -487,7 +485,7 @@ def test_frozen_operands_save_nothing(loss: Loss, device: str) -> None:
     assert saved == [] and value.grad_fn is None
 
 
-#: Differences from the previous call, whose plan must not be reused: in the operand, or around the call.
+#: Changes after which the plan of the previous call must not be reused: of the operand, or of the call's context.
 UNLIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Any]]] = {
     "address": (lambda x: torch.cat((x[:1], x))[1:], nullcontext),
     "strides": (lambda x: torch.stack((x, x), 1)[:, 0], nullcontext),
@@ -504,7 +502,7 @@ UNLIKE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], Any]]] = {
 @pytest.mark.kernels
 @pytest.mark.parametrize("what", UNLIKE)
 def test_a_call_unlike_the_one_before(what: str, fresh_plans: Callable[[], None]) -> None:
-    """It has the value, the dtype and the gradients that it would have as the first call."""
+    """A changed call has the value, the dtype and the gradients that it would have as the first call."""
     change, around = UNLIKE[what]
     dtype = torch.bfloat16 if what == "autocast" else torch.float32
     x, y = (torch.linspace(a, 2, 64, device=KERNELS).to(dtype) for a in (0, 1))
@@ -542,7 +540,7 @@ def test_a_call_like_the_one_before_is_not_looked_up(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.kernels
 def test_an_address_unlike_the_one_before_is_not_read_in_vectors() -> None:
-    """The host accepts any address: only a GPU refuses."""
+    """The test inspects the plan, because the host reads vectors at any address: only a GPU fails."""
     x, y = (torch.linspace(a, 2, 64, device=KERNELS) for a in (0, 1))
     F.mse_loss(x, y)
     shifted = torch.cat((x[:1], x))[1:]

@@ -43,7 +43,8 @@ def _draw(rows: int, kind: str) -> Operands:
     return tuple(x.to(KERNELS) for x in found)
 
 
-#: A loss for each kind of plan: two operands, three, labels and dense targets. The last one exists in torch.
+#: One loss for each kind of plan: two operands, three operands, labels, and dense targets. Each entry ends with torch's
+#: function.
 LOSSES = {
     "mse_loss": (F.mse_loss, "real", torch.nn.functional.mse_loss),
     "gaussian_nll_loss": (F.gaussian_nll_loss, "variance", torch.nn.functional.gaussian_nll_loss),
@@ -95,7 +96,7 @@ def test_strict_export_where_nothing_requires_grad(case: Any) -> None:
 def test_full_graph_of_a_call_that_warns(
     function: Callable[..., Tensor], shape: tuple[int, ...], options: dict[str, Any]
 ) -> None:
-    """The walk up the frames to the user's line cannot be traced; the warning is raised at trace time."""
+    """The warning is raised at trace time, since the walk up the stack to the user's line cannot be traced."""
     x, y = torch.randn(5, 4, device=KERNELS), torch.randn(shape, device=KERNELS)
     compiled = torch.compile(lambda a, b: function(a, b, **options), fullgraph=True, backend="eager")
     with pytest.warns(UserWarning, match=function.__name__) as caught:
@@ -107,8 +108,9 @@ def test_full_graph_of_a_call_that_warns(
 
 
 def test_patterns_are_compiled_on_import() -> None:
-    """Dynamo follows a function of `re` into its cache of patterns. What it made of `cross_entropy` left the pattern of
-    another expression under ours there, for the rest of the process.
+    """Functions use compiled patterns only, since Dynamo traces functions of `re` into the cache of patterns.
+
+    Tracing `cross_entropy` once left the pattern of another expression there under ours, for the rest of the process.
     """
     package = Path(cupylosses.__file__).parent
     found = []
@@ -122,7 +124,7 @@ def test_patterns_are_compiled_on_import() -> None:
 
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_make_fx_records_the_operators(case: Any, differentiated: bool) -> None:
-    """A launch hidden from the mode left uninitialised memory in the graph."""
+    """A launch that the tracing mode did not see once left uninitialised memory in the graph."""
     function, kind, _ = case
 
     def call(first: Tensor, *others: Tensor) -> Tensor:
@@ -165,7 +167,7 @@ def test_batched_gradients_of_a_gradient(case: Any) -> None:
 
 
 def test_batched_gradients_in_a_thread_of_their_own(case: Any) -> None:
-    """As in backward on a GPU, whose thread does not know of the vmap around it."""
+    """Backward on a GPU also runs in a thread that does not see the vmap around it."""
     function, kind, _ = case
     first, *others = _draw(3, kind)
     x = first.requires_grad_()
@@ -190,7 +192,7 @@ def test_batched_gradients_in_a_thread_of_their_own(case: Any) -> None:
     ids=["jacrev(hessian)", "jacfwd(hessian)", "jacrev thrice"],
 )
 def test_third_derivatives_by_torch_func(case: Any, third: Callable[..., Any]) -> None:
-    """A batch expands operands that its samples share; torch makes no dual numbers of these."""
+    """Batching expands operands that the samples share, and torch makes no dual numbers of expanded tensors."""
     function, kind, twin = case
     first, *others = _draw(2, kind)
     wide = [x.double() if x.is_floating_point() else x for x in others]
@@ -204,7 +206,7 @@ def test_third_derivatives_by_torch_func(case: Any, third: Callable[..., Any]) -
 
 
 def test_a_trace_divides_by_the_size_of_its_operands(case: Any) -> None:
-    """A recording of 5 rows is right for 3, differentiable, and can be saved."""
+    """A trace of 5 rows is correct for 3 rows, differentiable, and can be saved."""
     function, kind, _ = case
     traced = torch.jit.trace(lambda *x: function(*x), _draw(5, kind))
     buffer = io.BytesIO()

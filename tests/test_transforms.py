@@ -1,4 +1,4 @@
-"""Every loss under every transform of torch, as docs/transforms.md says; through kernels, not through the formula."""
+"""Every loss under every torch transform, as in docs/transforms.md; in kernels, not by the formula."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def chosen(gpu: bool, times: int = 1) -> Any:
 
 
 def recorded() -> dict[tuple[str, str], str]:
-    """The outcomes behind the table in the documents."""
+    """Returns the recorded outcomes, from which the table in the documentation is made."""
     with RECORD.open(encoding="utf-8", newline="") as file:
         rows = sorted(csv.DictReader(file), key=lambda x: x["outcome"] != "works")
     return {(x["loss"], x["transform"]): x["outcome"] for x in rows}
 
 
 def test_the_table_is_complete() -> None:
-    """An outcome exists for each loss and transform: `python scripts/transforms.py` writes it.
+    """Each loss and transform has a recorded outcome, which `python scripts/transforms.py` writes.
 
     Transforms that need a GPU may be left to a contributor who has one; the table then excepts the loss.
     """
@@ -59,7 +59,7 @@ def test_the_table_is_complete() -> None:
 @chosen(gpu=False)
 @pytest.mark.kernels
 def test_works_as_recorded(loss: Loss, transform: Transform, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In kernels: the formula would work as well, and is not called."""
+    """Transforms run in kernels: the formula, which would work as well, is not called."""
 
     def never(*_: object, **__: object) -> torch.Tensor:
         raise AssertionError("the formula was taken")
@@ -77,7 +77,7 @@ def test_works_on_a_gpu(loss: Loss, transform: Transform) -> None:
     assert ("works" if error is None else "fails") == recorded()[loss.name, transform.name].partition(":")[0], error
 
 
-#: Transforms that take directional derivatives.
+#: Transforms that use directional derivatives.
 ALONG = {
     "`torch.autograd.gradgradcheck`",
     "`create_graph=True`",
@@ -106,7 +106,7 @@ def test_wrong_derivatives_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------------------------------------
 # Weights, masks, normalizers, dimensions
 
-#: Options that others do not imply, and those that they do.
+#: Combinations of options; those in ``IMPLIED`` are implied by those in ``OPTIONS``.
 OPTIONS = [
     {"weight": True, "mask": True, "reduction": "weighted_mean", "dim": 1},
     {"weight": 0.5, "mask": True, "reduction": "weighted_mean"},
@@ -129,12 +129,12 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def described(x: Any) -> str:
-    """The name of a function, the text of anything else."""
+    """Returns the name of a function, or the text of anything else."""
     return getattr(x, "__name__", str(x))
 
 
 def called(options: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
-    """A loss with these options as a function of tensors, and the tensors: input, target and perhaps a weight."""
+    """Returns a loss with these options as a function of tensors, and the tensors: input, target, perhaps a weight."""
     tensors = [drawn(5, 4), drawn(5, 4, seed=1)]
     given = dict(options)
     if options.get("mask"):
@@ -149,14 +149,14 @@ def called(options: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
 
 
 def derivatives(function: Any, tensors: list[torch.Tensor]) -> None:
-    """First derivatives, also in forward mode, and second ones."""
+    """Checks first derivatives, also in forward mode, and second derivatives."""
     leaves = [x.requires_grad_() for x in tensors]
     torch.autograd.gradcheck(function, leaves, fast_mode=True, check_forward_ad=True)
     torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
 
 
 def samples(function: Any, plain: list[torch.Tensor]) -> None:
-    """Values and gradients per sample."""
+    """Checks values and gradients per sample."""
     batch = [torch.stack([x, x * 0.5, x + 1.0]) for x in plain]
     close(torch.func.vmap(function)(*batch), torch.stack([function(*x) for x in zip(*batch, strict=True)]))
     scalar = lambda *x: function(*x).sum()  # noqa: E731
@@ -173,14 +173,14 @@ def samples(function: Any, plain: list[torch.Tensor]) -> None:
     ("options", "hold"), in_turn(short_or_full(OPTIONS, OPTIONS + IMPLIED), [samples, derivatives]), ids=described
 )
 def test_options_under_transforms(options: dict[str, Any], hold: Any) -> None:
-    """For every way to reduce. test_weights_and_masks.py has derivatives of weights."""
+    """Covers every way to reduce; test_weights_and_masks.py has derivatives with respect to weights."""
     hold(*called(options))
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("options", short_or_full([*OPTIONS, IMPLIED[-1]], OPTIONS + IMPLIED), ids=str)
 def test_options_in_a_graph(options: dict[str, Any]) -> None:
-    """Value and gradients in a full graph have the bits of eager mode."""
+    """Value and gradients in a full graph are bit-equal to those of eager mode."""
     torch.compiler.reset()
     function, tensors = called(options)
     leaves = [x.requires_grad_() for x in tensors]
@@ -197,7 +197,7 @@ def test_options_in_a_graph(options: dict[str, Any]) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("take", short_or_full(["grad", "vmap"], ["grad", "vmap", "jacrev", "hessian"]))
 def test_transforms_inside_of_a_graph(take: str) -> None:
-    """They use the formula."""
+    """Transforms inside a compiled graph use the formula."""
     torch.compiler.reset()
     operands = [drawn(5, 4), drawn(5, 4, seed=1)]
     function = getattr(torch.func, take)(F.log_cosh_loss)
@@ -211,7 +211,7 @@ def test_transforms_inside_of_a_graph(take: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("kind", "where"), in_turn(["none", "mean", "sum"], ["kernels", "formula"]))
 def test_operators_keep_their_promises(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own check of an operator: schema, shapes without memory, compiled unchanged."""
+    """Runs torch's own check of operators: schema, fake tensors, and unchanged results when compiled."""
     if where == "formula":
         monkeypatch.setattr(torch_device, "host", None)
     device = "cpu" if where == "formula" else KERNELS
@@ -246,8 +246,9 @@ def test_a_loss_that_nobody_defined() -> None:
 
 @pytest.mark.programs
 def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> None:
-    """A process that loads an exported program only needs to import the operators. The program takes any number of
-    rows, also for a loss of rows.
+    """A process that loads an exported program only needs to import the operators.
+
+    The program accepts any number of rows, also for a loss of rows.
     """
 
     class Model(torch.nn.Module):
@@ -269,7 +270,7 @@ def test_a_program_is_loaded_in_a_new_process(tmp_path: Path, python: Any) -> No
 @pytest.mark.programs
 @pytest.mark.parametrize("backend", short_or_full(["aot_eager"], ["eager", "aot_eager"]))
 def test_the_first_call_of_a_process_may_be_compiled(backend: str, python: Any) -> None:
-    """No earlier call is needed: no import, and no table that only an eager call fills."""
+    """Compilation needs no earlier call: neither its import nor a table that only an eager call fills."""
     printed = python(
         "import torch\n"
         "import cupylosses.functional as F\n"

@@ -1,6 +1,4 @@
-"""``warmup`` prepares exactly the kernels that calls then load, each once; without a GPU, it fills the cache
-for one.
-"""
+"""``warmup`` prepares exactly the kernels that calls then load, each once; without a GPU, it fills the cache."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def loading(monkeypatch: pytest.MonkeyPatch, chip: Chip | None = None) -> Iterat
 
 
 def train(function: Callable[..., Any], operands: list[torch.Tensor], wanted: list[bool], **options: Any) -> None:
-    """Forward without gradients; forward and backward, for an upstream gradient per element and for one of all."""
+    """Runs forward alone, and forward with backward for an upstream gradient per element and for a common one."""
     with torch.no_grad():
         function(*operands, **options)
     leaves = [x.detach().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
@@ -79,7 +77,7 @@ def train(function: Callable[..., Any], operands: list[torch.Tensor], wanted: li
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Which kernels
+# Selection of kernels
 
 
 @pytest.mark.representatives
@@ -160,7 +158,7 @@ def test_options(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert set(loaded) == expected
 
 
-#: Losses of rows with each kind of target that they take. (A parameter named `loss` would be an element-wise one.)
+#: Row losses with each kind of target that they accept. (A parameter named `loss` would be an element-wise loss.)
 KINDS = [(x, kind) for x in registry(SoftmaxLoss).values() for kind in x.targets]
 each_kind = pytest.mark.parametrize(("row_loss", "kind"), KINDS, ids=lambda x: getattr(x, "name", x))
 
@@ -176,14 +174,14 @@ def rows_of(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 
 def row_operands(kind: str, shape: tuple[int, ...], dim: int, *dtypes: str) -> list[torch.Tensor]:
-    """Logits, and a target of a kind, of these dtypes."""
+    """Returns logits, and a target of a kind, of these dtypes."""
     first, second = (getattr(torch, x) for x in (*dtypes, "int64")[:2])
     x = torch.rand(shape).to(first)
     return [x, torch.zeros(rows_of(shape, dim), dtype=second) if kind == "indices" else torch.rand(shape).to(second)]
 
 
 def train_rows(call: Callable[..., torch.Tensor], operands: list[torch.Tensor], wanted: tuple[bool, bool]) -> None:
-    """Forward without gradients; forward and backward, of a value per row also for their sum."""
+    """Runs forward without gradients, then forward and backward; for a value per row, also backward of the sum."""
     with torch.no_grad():
         value = call(*operands)
     leaves = [x.detach().clone().requires_grad_(w) for x, w in zip(operands, wanted, strict=True)]
@@ -303,7 +301,7 @@ def test_nothing_is_planned_for_no_rows(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_rows_are_numbered_once_whoever_plans_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A label that is no class is reported for the loss and the shape of its own call."""
+    """A label outside the classes is reported for the loss and the shape of its own call."""
 
     class Slow(list[Any]):
         def __len__(self) -> int:
@@ -421,7 +419,7 @@ def test_errors(arguments: Any, options: Any, error: type[Exception], message: s
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A machine with this many GPUs."""
+    """Sets the number of GPUs of the machine."""
     return lambda number: monkeypatch.setattr(sys.modules["cupylosses.warmup"], "_gpus", lambda: number)
 
 
@@ -438,7 +436,7 @@ def test_where_there_is_no_gpu_and_where_there_is_one(gpus: Callable[[int], None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Compiling
+# Compilation
 
 
 @pytest.mark.kernels
@@ -501,7 +499,7 @@ def test_graph_capture_of_rows_after_a_warm_up(
 def test_graph_capture_after_a_warm_up(
     loss: Loss, reduction: str, kernel_cache: Path, fresh_plans: Callable[[], None]
 ) -> None:
-    """Forward and backward are captured though neither was ever called with this dtype and shape."""
+    """Forward and backward are captured although neither was ever called with this dtype and shape."""
     operands = samples.operands(loss, loss.values(), ("float32",) * len(loss.operands), [SHAPE] * len(loss.operands))
     leaves = [x.to("cuda").requires_grad_() for x in operands]
     given = {x.name: True for x in loss.operands if x.default is not None}
@@ -573,7 +571,7 @@ def test_threads_compile_each_kernel_once_and_others_meanwhile(slow_compiler: Co
 
 
 def test_equal_losses_have_one_lock(slow_compiler: Counter[str]) -> None:
-    """Two definitions of one source: CuPy keeps one module, and would drop that of the slower thread."""
+    """Definitions of one source share a lock: CuPy keeps one module, and would drop that of the slower thread."""
     losses = [cupylosses.define_loss("twice", "square(input - target)") for _ in range(2)]
     with host.recording() as kernels:
         for loss in losses:
@@ -584,7 +582,7 @@ def test_equal_losses_have_one_lock(slow_compiler: Counter[str]) -> None:
 
 
 def test_a_kernel_keeps_the_shared_memory_that_it_was_allowed(slow_compiler: Counter[str]) -> None:
-    """Launches that need the most shared memory come again after others that need less."""
+    """Launches that need less shared memory do not lower the limit for later ones that need the most."""
     with host.recording() as kernels:
         F.cross_entropy(torch.rand(3, 64), torch.zeros(3, dtype=torch.int64))
     (variant, *_) = (x for x in kernels if x.kind == "value")
@@ -639,7 +637,7 @@ def test_cache_is_filled_without_a_gpu(no_gpu: Path, monkeypatch: pytest.MonkeyP
     warmup("mse_loss", "float32", SHAPE, backward=False, reduction=["mean", "none"], architecture=ARCHITECTURE)
     assert {x: x.read_bytes() for x in no_gpu.glob("*.cubin")} == files
 
-    # On a GPU of that architecture CuPy finds all of it, and compiles nothing.
+    # On a GPU of that architecture, CuPy finds all kernels and compiles nothing.
     loaded: list[bytes] = []
 
     class Module(cupys.function.Module):
@@ -673,7 +671,7 @@ def test_the_cache_is_filled_with_kernels_of_rows(no_gpu: Path) -> None:
 def test_rows_are_planned_for_the_architecture(
     architecture: str, shape: tuple[int, int], gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels compiled for absent GPUs are those of calls on a GPU with that much shared memory."""
+    """Kernels compiled for an absent GPU are those that calls load on a GPU with that much shared memory."""
     gpus(0)
     filled: list[Any] = []
 
@@ -748,7 +746,7 @@ print(len(calls.kernels))
 def test_a_container_has_fewer_processors(
     quota: str, period: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As its control group says, in either version of it."""
+    """The control group limits the processors, in either version of its files."""
     (tmp_path / "both").write_text(f"{quota} {period}\n")
     (tmp_path / "quota").write_text(f"{quota}\n")
     (tmp_path / "period").write_text(f"{period}\n")

@@ -1,4 +1,4 @@
-"""Weights and masks: any shape that broadcasts, the elements they shield, and the gradients they get."""
+"""Weights and masks: any shape that broadcasts, the elements that they hide, and gradients with respect to weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHAPES = {"full": (ROWS, COLUMNS), "row": (COLUMNS,), "column": (ROWS, 1), "scal
 
 
 def operands(check: Check, *added: str) -> list[Tensor]:
-    """Random operands of the check's form: the loss's own are full, added ones have the named shapes."""
+    """Returns random operands: the loss's own are full, added weights and masks have the named shapes."""
     own = len(check.loss.operands) - len(added)
     shapes = [(ROWS, COLUMNS)] * own + [SHAPES[x] for x in added]
     drawn = samples.operands(check.loss, check.values, check.operand_dtypes, shapes, check.device)
@@ -60,8 +60,9 @@ def require_right(check: Check, *added: str) -> None:
 
 
 def reductions(loss: Loss, device: str) -> tuple[str, ...]:
-    """All reductions for the representatives, by their formulas. An element is the same in all: otherwise one is
-    enough.
+    """Returns all reductions for the representatives by the formula, else one.
+
+    An element is the same in all reductions, so that one is enough elsewhere.
     """
     by_formula = not runs_kernels(torch.empty(0, device=device))
     return REDUCTIONS if by_formula and loss in representatives() else ("mean",)
@@ -88,7 +89,7 @@ SETTINGS = [
 @pytest.mark.parametrize("weight", [None, "number", *SHAPES])
 @pytest.mark.parametrize("name", ["mse_loss", "huber_loss"])
 def test_shapes_by_the_formula(name: str, weight: str | None, mask: str | None) -> None:
-    """Every combination, where no kernel has to be compiled; torch's own loss gives the elements."""
+    """Checks every combination, since no kernel has to be compiled; torch's own loss computes the expected elements."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(2, ROWS, COLUMNS, dtype=torch.float64, generator=generator)
     leaves = {"input": drawn[0].clone().requires_grad_(), "target": drawn[1].clone().requires_grad_()}
@@ -149,13 +150,13 @@ def test_shapes_in_kernels(
     ],
 )
 def test_dtypes(name: str, dtypes: tuple[str, ...], device: str) -> None:
-    """Labels, and weights of another dtype than the operands: each gradient has its operand's."""
+    """Labels and weights may have other dtypes than the operands; each gradient has the dtype of its operand."""
     loss = modified(registry(Loss)[name], weight="array", mask=True)
     require_right(Check(loss, dtypes=dtypes, device=device), "row", "full")
 
 
 def test_optional_operands_and_numbers_join_them(device: str) -> None:
-    """A number in place of an operand, a weight that is a number, and a mask: three arguments that are no operands."""
+    """Combines a number instead of an operand, a weight that is a number, and a mask."""
     scaled = cupylosses.define_loss(
         "scaled_error",
         "scale * square(input - target)",
@@ -194,8 +195,10 @@ def test_an_element_without_weight_has_no_gradient(content: float, device: str) 
     kernels=[("log_cosh_loss", "none"), ("gaussian_nll_loss", "mean")],
 )
 def test_a_weight_of_0_has_torchs_second_derivatives(name: str, reduction: str, device: str) -> None:
-    """The derivative of its gradient with respect to an operand is the operand's derivative; no other gradient depends
-    on it.
+    """Second derivatives at a weight of 0 are those of the product in torch.
+
+    The gradient with respect to the weight is the element, so its derivative with respect to an operand is the
+    element's. No other gradient depends on the operand.
     """
     loss = registry(Loss)[name]
     own = samples.operands(loss, loss.values(), ["float64"] * len(loss.operands), [(3, 4)] * len(loss.operands))
@@ -227,7 +230,7 @@ def test_what_is_not_finite_moves_no_weight(content: float, device: str) -> None
 
 
 def test_an_infinite_slope_moves_no_weight(device: str) -> None:
-    """The loss x - t + t log(t / x) in t, at 0; the slope in x is 1."""
+    """The derivative of x - t + t log(t / x) in t is infinite at 0; that in x is 1."""
     x = torch.tensor([0.5, 0.5], device=device, requires_grad=True)
     t = torch.tensor([0.0, 0.5], device=device, requires_grad=True)
     weight = torch.zeros(2, device=device, requires_grad=True)
@@ -243,15 +246,16 @@ def test_an_infinite_slope_moves_no_weight(device: str) -> None:
 
 
 def test_weights_are_learned_from_0(device: str) -> None:
-    """Ren, Zeng, Yang and Urtasun, "Learning to Reweight Examples for Robust Deep Learning", ICML 2018: the weight of
-    an example is the amount by which a step along its gradient, away from a weight of 0, lowers the loss of clean
-    examples.
+    """Weights of examples are learned from 0, as by Ren, Zeng, Yang and Urtasun (ICML 2018).
+
+    "Learning to Reweight Examples for Robust Deep Learning": the weight of an example is the amount by which a step
+    along its gradient, away from a weight of 0, lowers the loss of clean examples.
     """
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(60, 3, dtype=torch.float64, generator=generator).to(device)
     truth = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64, device=device)
     targets = inputs @ truth
-    targets[:20] *= -3  # Of 40 examples, and 20 clean ones.
+    targets[:20] *= -3  # 20 of the 40 examples; 20 more are clean
     (x, clean_x), (y, clean_y) = inputs.split([40, 20]), targets.split([40, 20])
 
     def learned(model: Tensor) -> Tensor:
@@ -285,7 +289,7 @@ def test_a_masked_element_gives_its_weight_no_gradient(content: float, device: s
 
 
 def test_what_counts_is_not_shielded(device: str) -> None:
-    """NaN under a weight that is small, negative or NaN itself."""
+    """Elements with NaN or infinity count under any weight but 0, and so does a weight of NaN."""
     for bad, weight in ((nan, 1e-30), (nan, -1.0), (1.0, nan), (inf, 1.0)):
         x = torch.tensor([bad, 1.0], device=device, requires_grad=True)
         w = torch.tensor([weight, 1.0], device=device, requires_grad=True)
@@ -296,7 +300,7 @@ def test_what_counts_is_not_shielded(device: str) -> None:
 
 
 def test_zeros_have_no_sign(device: str) -> None:
-    """Even where the element is negative."""
+    """Hidden elements are +0, even where the element is negative."""
     x = torch.full((4,), -0.25, device=device)
     target = torch.full((4,), 0.25, device=device)  # kl_div is negative here.
     masked = F.kl_div(x, target, mask=torch.zeros(4, dtype=torch.bool, device=device), reduction="none")
@@ -323,7 +327,7 @@ def test_nothing_counts(nothing: str, reduction: str, device: str) -> None:
     # huber_loss divides by the number of elements, whatever their weights.
     by_count = nothing != "mask" and reduction == "mean"
     both = [(F.mse_loss, True), (F.huber_loss, not by_count)]
-    # Kernels of both prove more than those of one only where they divide by different numbers.
+    # Running kernels of both losses proves more than those of one only where they divide by different numbers.
     for function, empty in both if by_count or not runs_kernels(x) else both[1:]:
         value = function(x, y, reduction=reduction, **options)
         assert bool(value.isnan().all()) == (empty and "mean" in reduction and reduction != "batchmean")
@@ -361,7 +365,7 @@ def test_one_pass_or_two(added: dict[str, Any], reduction: str) -> None:
 
 @pytest.mark.kernels
 def test_a_count_that_changes_leaves_no_stale_gradient() -> None:
-    """The expectation is of grad_output, not of the mask's count: each call divides by its own count."""
+    """The expectation is about grad_output, not about the mask's count: each call divides by its own count."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 2503, generator=generator).to(KERNELS)
     x.requires_grad_()
@@ -378,7 +382,7 @@ def test_a_count_that_changes_leaves_no_stale_gradient() -> None:
     for setting, pair in zip(settings, expected, strict=True):
         for a, b in zip(step(*setting), pair, strict=True):
             assert same_bits(a, b), setting
-    # The mask of the next call, made before this call's backward.
+    # The next call, with another mask, runs before this call's backward.
     first = F.huber_loss(x, y, mask=random < 0.5)
     F.huber_loss(x, y, mask=random < 0.1).backward()
     assert same_bits(torch.autograd.grad(first, x)[0], expected[0][1])
@@ -395,7 +399,7 @@ def test_editing_a_mask_before_backward_is_torchs_error() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# torch's own weights, and torch's features
+# Agreement with torch's own weights, and torch's features
 
 
 TWINS = [("mse_loss", {}), ("l1_loss", {}), ("huber_loss", {}), ("huber_loss", {"delta": 0.25})]
@@ -437,7 +441,7 @@ def test_a_number_is_a_weight_for_all(weight: float, device: str) -> None:
 
 
 def test_numbers_compile_nothing_anew() -> None:
-    """Forms are the same objects for the same arguments, and a number is an argument of the kernel."""
+    """Equal modifications are the same object, and a number is an argument of the kernel."""
     loss = registry(Loss)["mse_loss"]
     assert modified(loss) is loss
     assert modified(loss, weight="number", mask=True) is modified(loss, weight="number", mask=True)
@@ -447,7 +451,7 @@ def test_numbers_compile_nothing_anew() -> None:
 
 
 def differentiable(function: Callable[..., Tensor], device: str) -> tuple[Callable[..., Tensor], list[Tensor], Tensor]:
-    """A mean with a mask as a function of prediction, target and weights, in float64; these operands, and the mask."""
+    """Returns a masked mean as a function of prediction, target and weights, these in float64, and the mask."""
     generator = torch.Generator().manual_seed(0)
     drawn = [x.to(device).requires_grad_() for x in torch.rand(2, 3, 4, dtype=torch.float64, generator=generator)]
     weight = (torch.rand(4, dtype=torch.float64, generator=generator) + 0.5).to(device).requires_grad_()
@@ -457,7 +461,7 @@ def differentiable(function: Callable[..., Tensor], device: str) -> tuple[Callab
 
 @reference_and_kernels("options", [{}, {"dim": 0}, {"dim": 1}, {"reduction": "none"}], kernels=[({},)])
 def test_derivatives_of_any_order(options: dict[str, Any], device: str) -> None:
-    """The quotient rule: the divisor depends on the weights."""
+    """Derivatives follow the quotient rule: the divisor depends on the weights."""
     function, leaves, _ = differentiable(F.mse_loss, device)
 
     def bound(*x: Tensor) -> Tensor:
@@ -502,7 +506,7 @@ def test_function_transforms_at_a_weight_of_0(device: str) -> None:
 
 @pytest.mark.parametrize("argnums", ["weight", (1, "weight", "input")], ids=str)
 def test_value_and_gradients(argnums: Any, device: str) -> None:
-    """The weight is differentiated by its name, alone and beside operands."""
+    """The weight is selected by its name, alone and together with operands."""
     function, leaves, mask = differentiable(F.mse_loss, device)
     expected = dict(zip(("input", 1, "weight"), torch.autograd.grad(function(*leaves), leaves), strict=True))
     x, y, w = (leaf.detach() for leaf in leaves)
@@ -522,7 +526,7 @@ def test_integer_weights_have_a_way_out(device: str) -> None:
 
 
 def test_run_without_gradients_of_the_weight(device: str) -> None:
-    """A weight that requires no grad stays out of the graph, and gives the bits of one that does."""
+    """A weight that requires no grad stays out of the graph, and does not change a bit of the results."""
     function, leaves, _ = differentiable(F.huber_loss, device)
     together = run(function, leaves, (True, True, True), -1.5)
     alone = run(function, leaves, (True, False, False), -1.5)

@@ -1,7 +1,7 @@
-"""Tests of the checks: every property fails for functions with the error that it should find.
+"""Tests of the properties: each one fails for functions with the error that it should find.
 
-A wrong function is made from the right one, by changing its value or the gradient on its way back. A table says which
-properties must notice; the other tests show that the right functions have them all.
+A wrong function is made from the correct one, by changing its value or a gradient on its way back. A table lists the
+properties that must notice it; other tests show that the correct functions have all of them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Function = Callable[..., Tensor]
 
 
 def by_name(function: Function, loss: Loss) -> Function:
-    """The function with the operands of the loss as keywords, as properties call it."""
+    """Returns the function with the operands of the loss as keywords, as properties call it."""
     names = [x.name for x in loss.operands]
     return lambda **given: function(*[given.pop(x) for x in names], **given)
 
 
 class _Tamper(torch.autograd.Function):
-    """The identity, whose gradient is changed on its way back."""
+    """Identity that changes the gradient on its way back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -87,7 +87,7 @@ def upstream(change: Callable[[Tensor], Tensor]) -> Callable[[Function, Loss], F
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Wrong in ways that need more than one line
+# Errors that need more than one line
 
 
 class _Swap(torch.autograd.Function):
@@ -105,7 +105,7 @@ def swapped_gradients(function: Function, loss: Loss) -> Function:
 
 
 def other_kinks(function: Function, loss: Loss) -> Function:
-    """Right everywhere except at the declared kinks, where the first operand's gradient follows another convention."""
+    """Correct except at the declared kinks, where the first operand's gradient follows another convention."""
 
     def wrong(*xs: Tensor, **options: Any) -> Tensor:
         at = torch.zeros_like(xs[0], dtype=torch.bool)
@@ -236,11 +236,11 @@ def offsets_of_32_bits(function: Function, loss: Loss) -> Function:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Who must notice what
+# Properties that must notice each error
 
 
 def truth(**setting: Any) -> Callable[..., None]:
-    """Agreement with the truth in one setting."""
+    """Returns a check of agreement with the truth in one setting."""
 
     def check(function: Function, loss: Loss, device: str) -> None:
         P.agrees_with_truth(function, loss, device=device, **setting)
@@ -258,7 +258,7 @@ SQUARE = truth(layout="row", shape=(16, 16))
 
 
 def alone(function: Function, loss: Loss, device: str) -> None:
-    """Agreement with the truth where only the first operand requires grad."""
+    """Checks agreement with the truth where only the first operand requires grad."""
     P.agrees_with_truth(function, loss, device=device, wanted=tuple(x is loss.operands[0] for x in loss.operands))
 
 
@@ -334,7 +334,7 @@ WRONG: dict[str, tuple[Callable[[Function, Loss], Function], list[Callable[..., 
 
 
 def says_nothing(check: Callable[..., None], loss: Loss, name: str) -> bool:
-    """True if a property does not apply to this loss, or the changed loss is still right."""
+    """True if a property does not apply to this loss, or the changed loss is still correct."""
     if check is P.agrees_with_torch:
         return loss.torch is None
     if check is P.reads_beyond_32_bits:
@@ -349,8 +349,10 @@ def says_nothing(check: Callable[..., None], loss: Loss, name: str) -> bool:
 
 
 def pairs() -> list[Any]:
-    """Each wrong function with each property that must notice, for a representative in turn, on the reference path;
-    with ``--thorough`` for all of them, in kernels too.
+    """Pairs each wrong function with each property that must notice it.
+
+    Each pair runs for one representative, in turn, on the reference path; with ``--thorough`` for all of them, in
+    kernels too.
     """
     found = []
     pairs = [(name, check) for name, (_, checks) in WRONG.items() for check in checks]

@@ -1,4 +1,4 @@
-"""A training program as people write them: PyTorch alone. ``test_in_place.py`` runs it unchanged."""
+"""A typical training program, in PyTorch alone. ``test_in_place.py`` runs it unchanged."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""An engine of the tests' own: the largest absolute value of each row. This folder is all there is of it."""
+"""Engine of the tests: the largest absolute value of each row. This folder contains all of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cupylosses.jit.kernel import Kernel
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowLoss(Definition):
-    """A loss of rows that has no parameters."""
+    """Row loss without parameters."""
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -54,7 +54,7 @@ class RowLoss(Definition):
 
 
 class Static(NamedTuple):
-    """The reduction, and whether the call is a derivative along a tangent."""
+    """Reduction and dtype of the result; ``moving`` is True if the call is a derivative along a tangent."""
 
     reduction: str
     out_dtype: str | None = None
@@ -67,7 +67,7 @@ class Static(NamedTuple):
 
 @dataclass(frozen=True)
 class RowKernel(Kernel):
-    """A kernel of one stage."""
+    """Kernel of one stage."""
 
     loss: RowLoss
     kind: str
@@ -144,7 +144,7 @@ class RowKernel(Kernel):
 
 
 class RowPlan(Plan):
-    """One warp takes all rows."""
+    """Plan with a single warp, which processes all rows."""
 
     def __init__(
         self, engine: Engine, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine
@@ -154,7 +154,7 @@ class RowPlan(Plan):
         self.result = call.static.out_dtype or promoted
         *rows, self.columns = first.shape
         self.rows = prod(rows)
-        # The derivative along a tangent is the formula's.
+        # Derivatives along a tangent run no kernel: the reference formula computes them.
         self.empty = prod(first.shape) == 0 or call.static.moving
         self.scalar = call.static.reduction != "none"
         spec = contiguous(self.result, () if self.scalar else tuple(rows))
@@ -190,7 +190,7 @@ class RowPlan(Plan):
 
 
 class RowEngine(Engine):
-    """Rows that are contiguous; others are copied."""
+    """Engine for contiguous rows; other layouts are copied."""
 
     name = "row maximum"
     Definition = RowLoss
@@ -229,7 +229,7 @@ class RowEngine(Engine):
         x = call.arrays[0]
         xp = interop.namespace(x)
         size = xp.abs(x)
-        # Counted rather than made by `arange`, so that the indices lie on the device of the row.
+        # A running count instead of `arange`, so that the indices are on the device of the row.
         classes = xp.cumulative_sum(xp.ones_like(size, dtype=xp.int64), axis=-1) - 1
         first = xp.argmax(size, axis=-1)[..., None] == classes
         found = xp.sum(xp.where(first, size, xp.zeros_like(size)), axis=-1, dtype=xp.float64)
@@ -245,7 +245,7 @@ class RowEngine(Engine):
         return [contiguous(call.static.out_dtype or promoted, shape)]
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
-        """Row by row, for which a batch is one more dimension of rows."""
+        """Computes values row by row, for which a batch is one more dimension of rows."""
         if traced or call.static.reduction == "none":
             return None
         per_row = call._replace(static=call.static._replace(reduction="none", out_dtype="float64"))

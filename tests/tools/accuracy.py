@@ -1,17 +1,18 @@
-"""The accuracy of a loss over its whole domain, in units in the last place.
+"""Accuracy of a loss over its whole domain, in units in the last place.
 
 Every point, or every row of logits, is a result of its own (``reduction="none"``, upstream gradient 1), compared with a
 truth of many digits. Its error is divided by two units:
 
 - *plain*: the unit in the last place of the result's dtype at the truth;
 - *conditioned*, which the bar applies to: the plain unit, or the unit of the arithmetic's dtype at the size of the
-  result, whichever is larger. The size is that of the truth in float64: how far a result moves, relative to the
-  movement, when the operands do. It is much larger than the result only where rounded terms cancel. For 16-bit results
-  the arithmetic's unit is 2^-16.
+  result, whichever is larger. The size is that of the truth in float64: the distance that a result moves when its
+  operands move, relative to their movement. It is much larger than the result only where rounded terms cancel. For
+  16-bit results the arithmetic's unit is 2^-16.
 
-Numbers beyond the range of the dtype count as infinity. Next to the smallest normal number of the arithmetic nothing is
-measured, since a float32 may be flushed there, at the end or on the way, and others have few digits left: an error of
-up to four such numbers counts as none, and a result also passes if it is right with 0 for exponentials that underflow.
+Numbers beyond the range of the dtype count as infinity. Errors next to the smallest normal number of the arithmetic are
+not measured, since a float32 may be flushed there, at the end or on the way, and other dtypes have few digits left: an
+error of up to four such numbers counts as none, and a result also passes if it is correct with 0 for exponentials that
+underflow.
 """
 
 from __future__ import annotations
@@ -65,11 +66,12 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Sweep(ByEngine, ABC, modules="tools.{}.accuracy"):
-    """A loss with parameters and dtypes, the number of points and the device; ``Sweep(loss, ...)`` makes that of the
-    loss's engine.
+    """Sweep over points of a loss, with parameters and dtypes, on a device.
+
+    ``Sweep(loss, ...)`` makes an instance of the subclass for the loss's engine.
 
     ``dtypes`` has one entry for all operands, or one for each; the last entry serves the remaining operands.
-    ``function`` is a function that claims to be the loss, in place of the library's.
+    ``function`` is a function that claims to be the loss, used instead of the library's.
     """
 
     loss: Definition
@@ -83,7 +85,7 @@ class Sweep(ByEngine, ABC, modules="tools.{}.accuracy"):
     @classmethod
     @abstractmethod
     def sweeps(cls, loss: Any, dtypes: Sequence[tuple[str, ...]], **where: Any) -> Iterator[Sweep]:
-        """The sweeps of a loss: each case, dtype and kind of target."""
+        """Yields the sweeps of a loss: each case, dtype and kind of target."""
 
     @property
     @abstractmethod
@@ -101,7 +103,7 @@ class Sweep(ByEngine, ABC, modules="tools.{}.accuracy"):
 
     @abstractmethod
     def measure(self) -> list[Accuracy]:
-        """The accuracy of the value, and of the gradient of each operand."""
+        """Returns the accuracy of the value, and of the gradient of each operand."""
 
     @property
     def case_words(self) -> str:
@@ -114,13 +116,13 @@ class Sweep(ByEngine, ABC, modules="tools.{}.accuracy"):
         return self.loss.name, self.case_words or "defaults", "+".join(self.dtypes)
 
     def results(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        """The value and the gradient of each operand at each point, on the CPU."""
+        """Returns the value and the gradient of each operand at each point, on the CPU."""
         found = run(self.check.ours(), operands, self.check.gradients_of, 1.0)
         return [x.cpu() for x in (found.value, *found.gradients) if x is not None]
 
 
 def errors(result: Tensor, figure: Figure, computed: str) -> tuple[Tensor, Tensor]:
-    """The conditioned and the plain error of each result; infinite if a NaN or an infinity is misplaced.
+    """Returns the conditioned and the plain error of each result; infinite if a NaN or an infinity is misplaced.
 
     ``computed`` is the dtype of the arithmetic.
     """

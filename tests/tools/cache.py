@@ -11,7 +11,7 @@ from typing import Any
 
 
 def directory() -> Path:
-    """The directory of the cache: CUPYLOSSES_CACHE_DIR, or the user's cache. It may be deleted at any time."""
+    """Returns the directory of the cache: CUPYLOSSES_CACHE_DIR, or the user's cache. It may be deleted at any time."""
     named = os.environ.get("CUPYLOSSES_CACHE_DIR")
     if named:
         return Path(named)
@@ -19,14 +19,14 @@ def directory() -> Path:
 
 
 def key(*parts: str) -> str:
-    """The key of a result that depends on these texts and nothing else."""
+    """Returns the key of a result that depends on these texts and nothing else."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 class Cache:
     """A table of JSON values in a file of :func:`directory`, for use by one thread; other processes may use it too.
 
-    If no file can be written, it starts empty and lives in memory. A damaged file is replaced by an empty one:
+    If no file can be written, the table starts empty and is kept in memory. A damaged file is replaced by an empty one:
     everything in it can be computed again.
     """
 
@@ -48,7 +48,7 @@ class Cache:
         self._database.close()
 
     def get(self, key: str) -> Any:
-        """The value, or None."""
+        """Returns the value, or None."""
         try:
             found = self._database.execute("SELECT value FROM results WHERE key = ?", (key,)).fetchone()
             return json.loads(found[0]) if found else None

@@ -1,4 +1,4 @@
-"""The kernels of engines whose subsets are few kernels with all traits."""
+"""Kernels of engines whose subsets are small sets of kernels that cover all traits."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from tools.gate_subsets import BROADEST, cover
 from tools.variants import Compiled, Variants
 
-#: A function that yields what distinguishes a kernel.
+#: A function that yields the traits of a kernel.
 Traits = Callable[[Any], Iterator[Hashable]]
 
 
 @dataclass(frozen=True)
 class Subsets:
-    """Traits that the kernels of each subset have together.
+    """Traits that the kernels of each subset cover.
 
     Attributes:
-        dtypes: Those of the broad subset for BROADEST.
-        structure: Those of the broad subset for other architectures, and of the fast one for BROADEST.
-        in_turn: Those of the fast subset for other architectures in turn.
-        older: Those of the fast subset for an older compiler.
+        dtypes: Traits of the broad subset for BROADEST.
+        structure: Traits of the broad subset for other architectures, and of the fast one for BROADEST.
+        in_turn: Traits of the fast subset for other architectures in turn.
+        older: Traits of the fast subset for an older compiler.
         training: The kinds of the kernels that are compiled for other architectures.
     """
 
@@ -33,20 +33,20 @@ class Subsets:
     training: Collection[str]
 
     def trained(self, kernels: Sequence[Any]) -> list[Any]:
-        """The kernels of training."""
+        """Returns the training kernels."""
         return [x for x in kernels if x.kind in self.training]
 
 
 class CoveredVariants(Variants):
-    """The kernels of one loss, of an engine that names the traits of its ``subsets``."""
+    """Kernels of one loss, of an engine that defines the traits of its ``subsets``."""
 
     @staticmethod
     @abstractmethod
     def subsets() -> Subsets:
-        """The traits of each subset."""
+        """Returns the traits of each subset."""
 
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
-        """Each dtype and structure for BROADEST; each structure of training for others."""
+        """Covers each dtype and structure for BROADEST; each structure of training kernels for others."""
         if architecture == BROADEST:
             return cover(self.kernels(), self.subsets().dtypes)
         return cover(self.subsets().trained(self.kernels(fast=True)), self.subsets().structure)
@@ -55,7 +55,7 @@ class CoveredVariants(Variants):
     def newest(
         cls, losses: Sequence[Any], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each structure; training also for the others in turn."""
+        """Covers each structure; training kernels also for the other architectures in turn."""
         kernels = cls.fast(losses)
         for variant in cover(kernels, cls.subsets().structure):
             yield variant, broadest

@@ -1,7 +1,7 @@
-"""NumPy in place of CuPy, so that CuPy's path through the kernels runs without a GPU.
+"""Stand-in for CuPy on top of NumPy, so that CuPy's path through the kernels runs without a GPU.
 
-It implements exactly the parts of CuPy that cupylosses uses, as CuPy's documentation describes them. Memory is the
-CPU's.
+It implements exactly the parts of CuPy that cupylosses uses, as CuPy's documentation describes them. Its memory is the
+host's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Array(numpy.ndarray):
 
     @property
     def data(self) -> Any:  # type: ignore[override]
-        """The pointer to its first element; an array without gaps can be given another one's pointer."""
+        """Pointer to the first element; that of an array without gaps can be passed to a new array."""
         memory = self.reshape(-1).view(numpy.uint8) if self.flags.c_contiguous else None
         return SimpleNamespace(ptr=self.ctypes.data, memory=memory)
 
@@ -62,8 +62,10 @@ class Device:
 
 
 class Stream:
-    """``cupy.cuda.Stream``, on which everything happens at once. ``capturing`` is True while a graph is being captured,
-    and ``waits`` counts how often the host has waited. It is not the default stream, which never captures.
+    """``cupy.cuda.Stream`` with synchronous execution.
+
+    ``capturing`` is True while a graph is being captured, and ``waits`` counts how often the host has waited. This is
+    not the default stream, which never captures.
     """
 
     ptr = 1
@@ -79,7 +81,7 @@ class Stream:
 
 
 def _allocate(size: int) -> Any:
-    """New memory, filled with NaN."""
+    """Allocates memory filled with NaN."""
     return SimpleNamespace(memory=numpy.full(size, NAN_BYTE, numpy.uint8))
 
 
@@ -114,7 +116,7 @@ def _full(shape: Any, value: float, dtype: Any = float) -> Array:
 
 
 def _own(function: Callable[..., Any]) -> Callable[..., Array]:
-    """NumPy's function, with a result of this class."""
+    """Wraps a function of NumPy so that it returns an :class:`Array`."""
     return lambda *arguments, **named: numpy.asarray(function(*arguments, **named)).view(Array)
 
 
@@ -126,7 +128,7 @@ def _gemm(a: Any, b: Any, out: Any, accumulate: bool) -> None:
 
 
 def _module(stream: Stream) -> Any:
-    """The module that replaces ``cupy``."""
+    """Returns the module that replaces ``cupy``."""
     same = ("asarray", "ascontiguousarray", "broadcast_to", "flatnonzero", "from_dlpack", "full_like", "ones_like",
             "sum", "where", "zeros_like")  # fmt: skip
     cuda = SimpleNamespace(
@@ -152,8 +154,9 @@ def _module(stream: Stream) -> Any:
 
 @contextmanager
 def cupy(**chosen: Any) -> Iterator[Any]:
-    """Within this context, the yielded module is CuPy: its arrays run their kernels on the host. ``chosen`` are fields
-    of :class:`~cupylosses.testing.host.settings.Settings`.
+    """Yields a module that is CuPy within this context; its arrays run their kernels on the host.
+
+    ``chosen`` are fields of :class:`~cupylosses.testing.host.settings.Settings`.
     """
     stream = Stream()
     module, namespace = _module(stream), interop.namespace

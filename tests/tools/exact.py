@@ -25,16 +25,16 @@ from cupylosses.engines.pointwise.definition import Loss
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: By the dtype of the kernels' arithmetic: enough digits that the smallest number of the dtype does not vanish beside
+#: Decimal digits by dtype of the kernels' arithmetic: enough that the dtype's smallest number does not vanish next to
 #: 1.
 DIGITS = {"float32": 64, "float64": 350}
 
-#: The exponential of more than 2^LARGE is infinite, that of less than -2^LARGE is 0: no dtype comes near.
+#: The exponential of more than 2^LARGE is infinite, that of less than -2^LARGE is 0: no dtype comes near these.
 LARGE = 32
 
 
 class Figure(NamedTuple):
-    """Numbers to twice the digits of a float64, and their size in the sense of ``truth.py``."""
+    """Numbers to twice the digits of a float64 (``high`` + ``low``), and their size in the sense of ``truth.py``."""
 
     high: NDArray[numpy.float64]
     low: NDArray[numpy.float64]
@@ -42,7 +42,7 @@ class Figure(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """The value of a loss at each point, and the derivative with respect to each operand."""
+    """Value of a loss at each point, and its derivative with respect to each operand."""
 
     value: Figure
     gradients: tuple[Figure, ...]
@@ -55,13 +55,13 @@ def evaluate(
     digits: int,
     smallest: float = 0.0,
 ) -> Exact:
-    """The truth at each point.
+    """Computes the truth at each point.
 
     Args:
         loss: The definition.
         operands: One-dimensional arrays of numbers.
         values: Every parameter and flag by name (``loss.values(case)``).
-        digits: The decimal digits to compute in.
+        digits: The number of decimal digits of the computation.
         smallest: An exponential below this counts as 0, as in a dtype with this smallest number.
 
     Raises:
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def _derivative(y: Jet, i: int, x: Sequence[mpf]) -> tuple[mpf, mpf]:
-    """A derivative and its size; NaN where the value is NaN, as in the kernels."""
+    """Returns a derivative and its size; NaN where the value is NaN, as in the kernels."""
     if mp.isnan(y.value):
         return y.value, _ZERO
     seconds = {j: y.second[min(i, j), max(i, j)] for j in range(len(x)) if (min(i, j), max(i, j)) in y.second}
@@ -120,8 +120,9 @@ class Jet:
         self.value, self.first, self.second = value, first or {}, second or {}
 
     def size(self, x: Sequence[mpf]) -> mpf:
-        """The distance that the number moves, relative to the movement, when the operands move; at least its absolute
-        value.
+        """Returns the distance that the number moves when the operands move, relative to their movement.
+
+        The distance is at least the absolute value of the number.
         """
         size = abs(self.value)
         moved = mp.fsum(abs(x[i] * d) for i, d in self.first.items() if mp.isfinite(d))
@@ -213,7 +214,7 @@ def _compared(relation: Callable[[mpf, mpf], bool], a: Jet, b: Any) -> Any:
 def _chain(
     value: mpf, arguments: Sequence[Jet], slopes: Sequence[mpf], curvatures: Mapping[tuple[int, int], mpf]
 ) -> Jet:
-    """The chain rule: a function of ``arguments`` with these first and second partial derivatives."""
+    """Applies the chain rule to a function of ``arguments`` with these first and second partial derivatives."""
     first: dict[int, mpf] = {}
     second: dict[tuple[int, int], mpf] = {}
     for argument, slope in zip(arguments, slopes, strict=True):
@@ -275,7 +276,7 @@ def _power(a: Jet, b: Jet) -> Jet:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Functions of numbers, with the limits and the NaN that floating-point arithmetic has
+# Functions of numbers, with the limits and NaNs of floating-point arithmetic
 
 _NAN, _INF = mpf("nan"), mpf("inf")
 
@@ -348,7 +349,7 @@ def _cosh(x: mpf) -> mpf:
 
 
 def _squared_secant(x: mpf) -> mpf:
-    # Not 1 - tanh^2, which is soon 0 to any number of digits.
+    # Not 1 - tanh^2, which soon cancels to 0 at any number of digits.
     return _quotient(_ONE, _cosh(x) ** 2)
 
 
@@ -357,8 +358,9 @@ def _of(
     slope: Callable[[mpf, mpf], mpf] | None = None,
     curvature: Callable[[mpf, mpf], mpf] | None = None,
 ) -> Callable[[Jet], Jet]:
-    """A function of jets, from a function of numbers and its derivatives in terms of x and the value; a missing
-    derivative is 0.
+    """Makes a function of jets from a function of numbers, and its derivatives in terms of x and the value.
+
+    A missing derivative is 0.
     """
 
     def function(x: Jet) -> Jet:
@@ -406,7 +408,7 @@ _FUNCTIONS: dict[str, Callable[[Jet], Jet]] = {
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Arrays of them
+# Arrays of jets
 
 
 class Jets(numpy.ndarray):
@@ -416,7 +418,7 @@ class Jets(numpy.ndarray):
     exact = True
 
     def detach(self) -> Jets:
-        """The numbers as constants, like torch's ``detach``."""
+        """Returns the numbers as constants, like torch's ``detach``."""
         return numpy.frompyfunc(lambda x: Jet(x.value), 1, 1)(self)
 
 
@@ -428,7 +430,7 @@ def _array(jets: Iterable[Jet]) -> Jets:
 
 
 def _lifted(x: Any) -> Jets:
-    """An array of jets from an array of jets and other numbers."""
+    """Converts an array of jets and other numbers to an array of jets."""
     return numpy.asarray(numpy.frompyfunc(_lift, 1, 1)(x)).view(Jets)
 
 
@@ -437,7 +439,7 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def _larger(a: Any, b: Any) -> Any:
-    """The larger number; as in torch, equal numbers count half each, and NaN beside anything is NaN."""
+    """Returns the larger number; as in torch, equal numbers count half each, and NaN with anything is NaN."""
     return _where(_is(mp.isnan, a) | (a > b), a, _where(_is(mp.isnan, b) | (b > a), b, (a + b) / 2))
 
 
@@ -446,7 +448,7 @@ def _smaller(a: Any, b: Any) -> Any:
 
 
 def _clipped(x: Any, min: Any = None, max: Any = None) -> Any:
-    """``x`` within bounds; on a bound its derivative is 1, as in torch."""
+    """Returns ``x`` within bounds; on a bound its derivative is 1, as in torch."""
     x = x if min is None else _where(x < min, min, x)
     return x if max is None else _where(x > max, max, x)
 

@@ -36,10 +36,10 @@ from cupylosses.testing.tolerance import dtype_name
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The dtypes of one unit. Arithmetic for 16-bit results keeps fewer terms; one constant decides that for a whole unit.
+#: Dtypes of one unit. Arithmetic for 16-bit results keeps fewer terms; one constant selects it for a whole unit.
 WIDE, NARROW = ("float32", "float64"), ("float16", "bfloat16")
 
-#: Blocks and threads on a GPU, whatever the number of points.
+#: Numbers of blocks and threads on a GPU, whatever the number of points.
 GRID, BLOCK = 64, 128
 
 
@@ -75,12 +75,12 @@ class Unit(Kernel):
 
     @property
     def differentiated(self) -> tuple[bool, ...]:
-        """Every operand but a mask has a gradient."""
+        """True for each operand with a gradient: all except masks."""
         return tuple(x is not MASK for x in self.loss.operands)
 
     @property
     def pointers(self) -> list[str]:
-        """The declarations of the kernel's pointers."""
+        """Declarations of the kernel's pointers."""
         names = [x.name for x in self.loss.operands]
         gradients = [f"void* {x}_gradients" for x, w in zip(names, self.differentiated, strict=True) if w]
         return [*(f"const void* {x}_" for x in names), *gradients, "void* values", "const void* grad_output"]
@@ -133,7 +133,7 @@ def _glue(unit: Unit) -> str:
 
 
 def _evaluation(unit: Unit, compute: str) -> list[str]:
-    """The functor in one arithmetic type, and its evaluation at point ``i``."""
+    """Returns the functor in one arithmetic type, and its evaluation at point ``i``."""
     operands = unit.loss.operands
     access = ("stream",) * len(operands) + ("none",)
     variant = PointwiseKernel(
@@ -175,7 +175,7 @@ def _launcher(unit: Unit) -> compiler.Launcher:
 
 @dataclass(frozen=True)
 class Formula:
-    """A form of a loss with its options, for use by autograd."""
+    """A loss, modified or not, with its options, for use by autograd."""
 
     loss: Loss
     flags: tuple[int, ...]
@@ -184,8 +184,9 @@ class Formula:
     def evaluate(
         self, operands: Sequence[Tensor], grad_output: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Value and gradients of every element; operands are contiguous, of one shape and, except for masks,
-        one dtype.
+        """Returns value and gradients of every element.
+
+        Operands are contiguous and have one shape and, except for masks, one dtype.
         """
         kinds = {x.dtype for o, x in zip(self.loss.operands, operands, strict=True) if o is not MASK}
         if len(kinds) != 1 or len({x.shape for x in operands}) != 1:
@@ -238,10 +239,10 @@ class _Gradients(Function):
 
 
 def function(loss: Loss) -> Callable[..., Tensor]:
-    """The loss of torch tensors by its formula alone, for the reductions "none" and "sum"; differentiable twice.
+    """Returns a loss as a function of torch tensors, computed by its formula alone and differentiable twice.
 
-    Takes operands, ``weight``, ``mask`` and options by name, like the public function. Rows are not averaged: for a
-    loss whose elements are means of rows, "none" gives the terms of the means.
+    It takes operands, ``weight``, ``mask`` and options by name, like the public function, and the reductions "none" and
+    "sum". Rows are not averaged: for a loss whose elements are means of rows, "none" returns the terms of the means.
     """
 
     def call(*, reduction: str = "none", **given: Any) -> Tensor:

@@ -21,7 +21,7 @@ from tools.nvrtc import CUPY_OPTIONS, CompileError, Nvrtc, Resources
 from tools.representatives import representatives
 from tools.variants import Variants, complaints, variants
 
-#: Bytes of registers that kernels compiled by CUDA 11 may spill. Launch bounds are tuned for later compilers; with
+#: Bytes of register spills that kernels compiled by CUDA 11 may have. Launch bounds are tuned for later compilers; with
 #: 11.8, weighted binary cross entropy of three float16 operands spills 44.
 SPILLS_OF_CUDA_11 = 64
 
@@ -60,7 +60,7 @@ class Result:
 
 
 def whole_jobs(losses: Sequence[Definition], compilers: Mapping[Nvrtc, Sequence[str]]) -> list[Job]:
-    """Every kernel of these losses, by each compiler for its architectures."""
+    """Returns every kernel of these losses, by each compiler for its architectures."""
     return [
         Job(variant, architecture, compiler)
         for loss in losses
@@ -75,7 +75,7 @@ def broad_jobs(
     compilers: Mapping[Nvrtc, Sequence[str]],
     whole: Collection[Definition] | None = None,
 ) -> list[Job]:
-    """The broad subset, by each compiler for its architectures; by default the representatives have all of it."""
+    """Returns the broad subset, by each compiler for its architectures; by default representatives have all of it."""
     whole = representatives() if whole is None else whole
     return [
         Job(variant, architecture, compiler)
@@ -91,7 +91,7 @@ def fast_jobs(
     compilers: Mapping[Nvrtc, Sequence[str]],
     whole: Collection[Definition] | None = None,
 ) -> list[Job]:
-    """The fast subset of :func:`tools.gate_subsets.fast`."""
+    """Returns the fast subset of :func:`tools.gate_subsets.fast`."""
     return [Job(*x) for x in gate_subsets.fast(losses, compilers, whole)]
 
 
@@ -131,13 +131,13 @@ def _restored(found: dict[str, Any]) -> Resources:
 
 
 def _key(job: Job, text: str) -> str:
-    """A key of all inputs that the resources depend on."""
+    """Returns a key of all inputs that the resources depend on."""
     return cache.key(text, job.architecture, " ".join(CUPY_OPTIONS), job.compiler.fingerprint, _reader())
 
 
 @functools.cache
 def _reader() -> str:
-    """The source code that reads resources from the compiler's output."""
+    """Returns the source code that reads resources from the compiler's output."""
     return inspect.getsource(nvrtc.Resources) + inspect.getsource(nvrtc.Compiled)
 
 

@@ -1,7 +1,8 @@
 """Subsets of the compile gate, for runs that do not compile every kernel.
 
-``broad``  of each representative 115 to 184 kernels, of every other loss the training kernels (`Variants.broad`);
-``fast``   of all losses together some 515, of which every run of the tests compiles those of the newest compiler,
+``broad``  has 115 to 184 kernels of each representative, and of every other loss the training kernels
+           (`Variants.broad`);
+``fast``   has some 515 kernels of all losses together: every run of the tests compiles those of the newest compiler,
            and `.ci/run` those of CUDA 11.
 """
 
@@ -23,14 +24,14 @@ Variant = TypeVar("Variant")
 #: A kernel for an architecture by a compiler.
 Choice = tuple[Kernel, str, Nvrtc]
 
-#: The supported architectures, by the major version of the CUDA that compiles for them.
+#: Supported architectures, by the major version of the CUDA toolkit that compiles for them.
 MATRIX: Mapping[int, tuple[str, ...]] = {
     13: ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
     12: ("sm_70", "sm_80", "sm_90"),
     11: ("sm_70", "sm_80", "sm_90"),
 }
 
-#: The architecture of the performance measurements. The subsets have most kernels for it.
+#: Architecture of the performance measurements. The subsets have the most kernels for it.
 BROADEST = "sm_90"
 
 #: The architectures of the subsets: the oldest, whose 16-bit conversions are spelled out; the broadest; and the newest.
@@ -38,7 +39,7 @@ FAST = (MATRIX[13][0], BROADEST, MATRIX[13][-1])
 
 
 def fast_compilers() -> dict[Nvrtc, Sequence[str]]:
-    """The newest NVRTC and, if it is installed, that of CUDA 11, which accepts less; with their architectures."""
+    """Returns the newest NVRTC and, if installed, that of CUDA 11, which accepts less; with their architectures."""
     libraries = find_libraries()
     newest = max(libraries, default=0)
     found: dict[Nvrtc, Sequence[str]] = {}
@@ -54,13 +55,13 @@ def fast(
     compilers: Mapping[Nvrtc, Sequence[str]],
     whole: Collection[Definition] | None = None,
 ) -> list[Choice]:
-    """Kernels in which each formula occurs, and each kernel, layout and access to memory, from any loss.
+    """Selects kernels that cover each formula, and each kernel, layout and access to memory of any loss.
 
-    The newest of the compilers has all of them: of each loss a training kernel with each setting of its flags, in turn
-    in float32 for :data:`BROADEST` and in bfloat16 for another of its architectures; of the losses ``whole`` each
-    kernel, layout, dtype and access, and of losses of rows each kernel, layout and option, for BROADEST; forward with
-    gradients of rows also for the others in turn. An older compiler has each kernel of ``whole`` and each layout, and
-    of rows each layout and option.
+    The newest compiler gets all of them. Of each loss it compiles a training kernel with each setting of the flags, in
+    turn in float32 for :data:`BROADEST` and in bfloat16 for another of its architectures. Of the losses ``whole`` it
+    compiles each kernel, layout, dtype and access for BROADEST, and of losses of rows each kernel, layout and option;
+    forward with gradients of rows also for the other architectures in turn. An older compiler gets each kernel of
+    ``whole`` and each layout, and of rows each layout and option.
 
     Args:
         losses: Losses of any engine.
@@ -73,8 +74,8 @@ def fast(
     for compiler, architectures in compilers.items():
         broadest = BROADEST if BROADEST in architectures else architectures[-1]
         for kind in Variants.classes():
-            # For each engine anew: a kernel more of one does not move those of others. The newest compiler begins with
-            # the newest architecture, an older one with the oldest.
+            # Each engine starts its own cycle, so that one more kernel of an engine does not move those of others. The
+            # newest compiler begins with the newest architecture, an older one with the oldest.
             rest = [x for x in architectures if x != broadest] or [broadest]
             others = cycle(rest[::-1] if compiler is newest else rest)
             own = [x for x in losses if isinstance(x, kind.Definition)]
@@ -85,12 +86,12 @@ def fast(
 
 
 def one_of_each(among: Sequence[Variant], *fields: str) -> list[Variant]:
-    """A variant for each combination of these fields that occurs: the last one, which has all gradients."""
+    """Returns the last variant, which has all gradients, for each combination of these fields that occurs."""
     return list({attrgetter(*fields)(x): x for x in among}.values())
 
 
 def cover(kernels: Iterable[Variant], traits: Callable[[Variant], Iterator[Hashable]]) -> list[Variant]:
-    """A small set of kernels that covers every trait: greedily, always the kernel with most missing traits."""
+    """Returns a small set of kernels that covers every trait: greedily, each time the one with most missing traits."""
     owned: dict[frozenset[Hashable], Variant] = {}
     for kernel in kernels:
         owned.setdefault(frozenset(traits(kernel)), kernel)

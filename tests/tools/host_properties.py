@@ -24,7 +24,7 @@ from cupylosses.testing.tolerance import same_bits
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Grids: one block, few, more than there is work; and those of a small and of a larger GPU.
+#: Numbers of blocks: one, few, more than there is work. Numbers of processors: those of a small and of a larger GPU.
 BLOCKS = (1, 3, 50)
 PROCESSORS = (1, 7)
 
@@ -46,7 +46,7 @@ def _blocks(count: int) -> Iterator[None]:
 def keeps_its_bits_in_any_order(
     function: Callable[..., Tensor], loss: Loss, layout: str = "contiguous", shape: tuple[int, ...] = (33, 131)
 ) -> None:
-    """Value and gradients do not depend on the order of threads or on the grid."""
+    """Checks that value and gradients do not depend on the order of threads or on the grid."""
     shapes = LAYOUTS[layout].shapes_of(loss, shape)
     drawn = samples.operands(loss, loss.values(), ("float32",) * len(shapes), shapes)
     operands = LAYOUTS[layout].place(drawn)

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies by torch's own operations, and their property, on CPU tensors."""
+"""Log-probabilities and entropies by torch's own operations, and a comparison with ours, on CPU tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def truth(
     mask: torch.Tensor | None = None,
     ignore_index: int = -100,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies in float64, by torch."""
+    """Returns log-probabilities and entropies in float64, by torch."""
     z, index = logits.double() * logit_scale, index.long()
     z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
     log_p = z.log_softmax(-1)

@@ -1,9 +1,9 @@
-"""The pairs of calls in ``docs/migrating.md``: losses of other libraries, and those that replace them.
+"""Pairs of calls in ``docs/migrating.md``: losses of other libraries, and those that replace them.
 
-    python tests/tools/migrating.py    writes the numbers of the page anew; needs the libraries
+    python tests/tools/migrating.py    rewrites the numbers of the page; needs the libraries
 
 The first code block of the page makes the operands, the code block of a section imports its library, and the first two
-columns of a section's table are expressions of them.
+columns of a section's table are expressions of the operands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
 
-#: Operands that libraries differentiate by.
+#: Operands with respect to which libraries differentiate.
 LEAVES = ("z", "p", "a", "b", "u", "v")
 
 _ROW = re.compile(r"(?m)^\| `([^`]+)` \| `([^`]+)` \| *(\S*) *\| *(\S*) *\|$")
@@ -46,7 +46,7 @@ class Section(NamedTuple):
 
 
 def sections(text: str | None = None) -> list[Section]:
-    """The sections of the page that have pairs."""
+    """Returns the sections of the page that have pairs."""
     _, *parts = re.split(r"(?m)^## ", text if text is not None else PAGE.read_text(encoding="utf-8"))
     found = []
     for part in parts:
@@ -59,14 +59,14 @@ def sections(text: str | None = None) -> list[Section]:
 
 
 def operands() -> dict[str, Any]:
-    """Names that the first code block of the page defines, with floating operands as leaves."""
+    """Returns the names that the first code block of the page defines, with floating operands as leaves."""
     namespace: dict[str, Any] = {}
     exec(PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0], namespace)
     return as_leaves(namespace)
 
 
 def random_operands(seed: int) -> dict[str, Any]:
-    """Others under the same names: more classes and voxels, a class that is absent from a sample, voxels to ignore."""
+    """Returns random operands with the same names: more classes and voxels, an absent class, ignored voxels."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -98,12 +98,12 @@ def random_operands(seed: int) -> dict[str, Any]:
 
 
 def as_leaves(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """The names with those of :data:`LEAVES` as tensors of their own that require gradients."""
+    """Returns the names, with those in :data:`LEAVES` as tensors of their own that require gradients."""
     return {**namespace, **{x: namespace[x].detach().clone().requires_grad_() for x in LEAVES}}
 
 
 def evaluate(expression: str, namespace: Mapping[str, Any]) -> tuple[float, dict[str, Tensor]]:
-    """The value of an expression of the page, and the gradients of the operands that it names."""
+    """Returns the value of an expression of the page, and the gradients of the operands that it names."""
     value = eval(expression, dict(namespace))
     named = [x for x in LEAVES if re.search(rf"\b{x}\b", expression)]
     gradients = torch.autograd.grad(value, [namespace[x] for x in named])
@@ -111,7 +111,7 @@ def evaluate(expression: str, namespace: Mapping[str, Any]) -> tuple[float, dict
 
 
 def library(section: Section) -> dict[str, Any]:
-    """The names that the section imports. Raises ImportError if the library is not installed."""
+    """Returns the names that the section imports. Raises ImportError if the library is not installed."""
     declare_operators_of_torchvision()
     namespace: dict[str, Any] = {"torch": torch}
     with warnings.catch_warnings():
@@ -124,10 +124,10 @@ _declared: list[torch.library.Library] = []
 
 
 def declare_operators_of_torchvision() -> None:
-    """Lets a torchvision that is built for CUDA be imported beside a torch that is not.
+    """Makes a torchvision that is built for CUDA importable next to a torch that is not.
 
-    Its compiled operators cannot be loaded there, and its Python code registers more for two of them. Losses need none,
-    and other libraries import torchvision only.
+    Its compiled operators cannot be loaded there, although its Python code registers more for two of them: this
+    declares the two. Losses need no operators, and other libraries only import torchvision.
     """
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None or _declared or "torchvision" in sys.modules:
@@ -141,7 +141,7 @@ def declare_operators_of_torchvision() -> None:
 
 
 def main() -> None:
-    """Writes the numbers of all sections whose library is installed."""
+    """Rewrites the numbers of all sections whose library is installed."""
     text = PAGE.read_text(encoding="utf-8")
     for section in sections(text):
         try:

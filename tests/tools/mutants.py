@@ -1,9 +1,10 @@
-"""The seeded defects that ``tests/test_mutations.py`` puts into the library, each with the checks that must notice it.
+"""Seeded defects that ``tests/test_mutations.py`` puts into the library, each with the checks that must notice it.
 
 Each stands for a class of mistakes. The checks are names in the test's battery. Some defects are not in the list
-because no test on the CPU can tell them from the correct program:
+because no test on the CPU can distinguish them from the correct program:
 
-- a missing ``__syncwarp`` before shuffles, which wait for the lanes that they name, here as on GPUs since 7.0;
+- a missing ``__syncwarp`` before shuffles, which wait for the lanes that they name, on the host as on GPUs of compute
+  capability 7.0 and later;
 - a 32-bit element index, which needs 2^31 elements to be wrong: ``tests/test_large.py`` has them, on a GPU;
 - ``__ldg`` where ``__ldcg`` is needed: the host has no cache that could be stale.
 """
@@ -46,7 +47,7 @@ DEVICE = "cupylosses/engines/device.py"
 BARRIER = r"__syncthreads\(\);"
 
 MUTANTS: tuple[Mutant, ...] = (
-    # The visited elements.
+    # Visited elements
     Mutant("tail off by one", POINTWISE, "visit_partial", "i < present", "i + 1 < present", ("truth",)),
     Mutant("a warp takes one chunk only", POINTWISE, "sweep", r"chunk \+= warps", "chunk += chunks", ("any order",)),
     Mutant("row not carried", LAYOUT, "advance", r"\+\+cursor\.row;", "", ("truth, sliced",)),
@@ -80,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("truth, sums of odd rows",),
     ),
     Mutant("micro-tile transposed", POINTWISE, "TileVectors", r"i / kA : kAlong", "i % kA : kAlong", ("truth, mixed",)),
-    # Their addresses.
+    # Addresses of elements
     Mutant(
         "inner stride ignored",
         LAYOUT,
@@ -130,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
         r"x[i + 1]\1x[i]",
         ("truth, bfloat16",),
     ),
-    # Sums, and threads that must wait for one another.
+    # Sums, and threads that must wait for one another
     Mutant("half a warp's lanes not added", REDUCE, "rolled_warp_sum", "offset = 16", "offset = 8", ("truth",)),
     Mutant("no barrier between warps' sums", REDUCE, "block_sum", BARRIER, "", ("truth",)),
     Mutant(

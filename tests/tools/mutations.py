@@ -1,4 +1,4 @@
-"""Seeded defects: applies a change of one line to the library, to show that its checks notice.
+"""Seeded defects: changes one line of the library, to show that its checks notice.
 
 A mutant names the function that it changes, and a regular expression for the line that becomes wrong. Other lines,
 their formatting and their order are free to change. If the expression does not match exactly once, the mutant is stale
@@ -44,7 +44,7 @@ class Mutant:
         pattern: A regular expression, in which a space matches any white space.
         new: The replacement, which may refer to groups of the pattern.
         caught_by: The checks that must fail.
-        races: True if only the search for races notices it; other mutants compile in two thirds of the time without.
+        races: True if only the search for races notices it; without it, mutants compile in two thirds of the time.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Mutant:
         return (kernel_sources.kernel_directory() if directory == "kernels" else PACKAGE) / name
 
     def text(self) -> str:
-        """The changed text.
+        """Returns the changed text.
 
         Raises:
             StaleMutant: The pattern does not match exactly once.
@@ -70,7 +70,7 @@ class Mutant:
         original = self.path.read_text(encoding="utf-8")
         bodies = python_bodies if self.path.suffix == ".py" else cuda_bodies
         pattern = re.compile(self.pattern.replace(" ", r"\s+"))
-        # By position: a struct contains its constructor, which has the same name.
+        # Keyed by position, since a struct contains its constructor, which has the same name.
         found = {
             match.start(): match
             for start, end in bodies(original, self.function)
@@ -84,7 +84,7 @@ class Mutant:
 
 
 def python_bodies(text: str, name: str) -> Iterator[tuple[int, int]]:
-    """Begin and end of each function or class of that name."""
+    """Yields the begin and end of each function or class of that name."""
     lines = [0]
     for line in text.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
@@ -94,8 +94,8 @@ def python_bodies(text: str, name: str) -> Iterator[tuple[int, int]]:
 
 
 def cuda_bodies(text: str, name: str) -> Iterator[tuple[int, int]]:
-    """Begin and end of the body of each function or struct of that name."""
-    # A call has no brace behind its arguments; constructors have initializers between.
+    """Yields the begin and end of the body of each function or struct of that name."""
+    # A call has no brace after its arguments; constructors have initializers in between.
     head = re.compile(rf"\b(?:struct {name}\b[^;{{]*|{name}\((?:[^()]|\([^()]*\))*\)\s*(?:const\s*)?(?::[^;{{]*)?){{")
     for match in head.finditer(text):
         depth, end = 1, match.end()
@@ -107,7 +107,7 @@ def cuda_bodies(text: str, name: str) -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def applied(mutant: Mutant) -> Iterator[None]:
-    """Within this context the library has the defect. Enter host execution inside, not around it: plans must be new."""
+    """Seeds the defect within this context. Enter host execution inside, not around it: plans must be new."""
     change = _changed_kernel if mutant.file.startswith("kernels/") else _changed_module
     with change(mutant.path, mutant.text()):
         yield
@@ -129,13 +129,15 @@ def _changed_kernel(path: Path, text: str) -> Iterator[None]:
 
 @contextmanager
 def _changed_module(path: Path, text: str) -> Iterator[None]:
-    """Executes the text in the existing module, and replaces functions and classes that other modules imported by name.
-    Classes that they inherited from stay unchanged.
+    """Executes the text in the existing module.
+
+    Functions and classes that other modules imported by name are replaced there, too. Classes that inherited from them
+    keep the original.
     """
     module = importlib.import_module(".".join(["cupylosses", *path.relative_to(PACKAGE).with_suffix("").parts]))
     own = [(name, x) for name, x in vars(module).items() if inspect.isfunction(x) or inspect.isclass(x)]
     before = {name: x for name, x in own if x.__module__ == module.__name__}
-    # A module of an engine makes its engine anew, which then is that of the definitions.
+    # A module of an engine creates a new engine, which becomes that of the definitions.
     engines = {x: x.engine for x in Definition.__subclasses__()}
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(vars(module)))

@@ -26,21 +26,21 @@ from cupylosses.testing.counters import counters
 #: The library's options, and the one that CuPy appends.
 CUPY_OPTIONS = (*OPTIONS, "-ftz=true")
 
-#: NVRTC 12.9 prints this for every source for an architecture that CUDA 13 has dropped, and has no option against it.
+#: NVRTC 12.9 prints this for every source for an architecture that CUDA 13 has dropped; no option suppresses it.
 _ON_ARCHITECTURE = "nvrtc: warning: Architectures prior to"
 
 _PATTERNS = ("libnvrtc.so.*", "nvrtc64_*.dll")
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a source; the message is its log."""
+    """NVRTC rejected a source; the message is its log."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a kernel, as far as its compilation tells."""
+    """Resources of a kernel, as its compilation reports them."""
 
-    #: The kernels in the source; it should have one.
+    #: Names of the kernels in the source; it should have one.
     entries: tuple[str, ...]
     #: Registers per thread.
     registers: int
@@ -66,7 +66,7 @@ class Compiled:
 
     @property
     def resources(self) -> Resources:
-        """The resources, read from the PTX and from the report of the assembler."""
+        """Resources, read from the PTX and from the report of the assembler."""
         return Resources(
             entries=tuple(re.findall(r"\.entry (\w+)", self.ptx)),
             registers=self._reported(r"Used (\d+) registers"),
@@ -87,7 +87,7 @@ class Compiled:
         return len(re.findall(rf"\b{instruction}\.global\.(?:[\w:]+\.)*{words}\s", self.ptx))
 
     def _reported(self, pattern: str, default: int | None = None) -> int:
-        """The largest figure, of the kernel and of functions that were not inlined."""
+        """Returns the largest figure among the kernel and functions that were not inlined."""
         found = [int(x) for x in re.findall(pattern, self.log)] or ([] if default is None else [default])
         if not found:
             raise ValueError(f"NVRTC reported nothing like {pattern!r}:\n{self.log}")
@@ -120,9 +120,7 @@ class Nvrtc:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A fingerprint that is equal for equal compilers. Several releases share a version, so it is a hash of the
-        file.
-        """
+        """Fingerprint that is equal for equal compilers: a hash of the file, since several releases share a version."""
         content = hashlib.sha256(self.path.resolve().read_bytes()).hexdigest() if self.path.is_file() else ""
         return f"{self.version} {self.path.name} {content}"
 
@@ -183,13 +181,13 @@ class Nvrtc:
 
 @cache
 def find_library() -> Path | str | None:
-    """The newest NVRTC among the wheels of this environment, a CUDA toolkit, and the libraries of the system."""
+    """Returns the newest NVRTC among the wheels of this environment, a CUDA toolkit, and the system's libraries."""
     found = find_libraries()
     return found[max(found)] if found else ctypes.util.find_library("nvrtc")
 
 
 def find_libraries() -> dict[int, Path]:
-    """The newest NVRTC of each major version of CUDA, by that version. The wheels of several coexist."""
+    """Returns the newest NVRTC of each major version of CUDA, by that version. Several wheels may coexist."""
     return {_version_in_name(x)[0]: x for x in sorted(_candidates(), key=_version_in_name)}
 
 
@@ -198,7 +196,8 @@ def _candidates() -> Iterator[Path]:
     named = [os.environ[x] for x in ("CUDA_PATH", "CUDA_HOME") if os.environ.get(x)]
     toolkits = [Path(x) for x in named or ["/usr/local/cuda"]]
     for root in [*wheels, *toolkits]:
-        # Wheels of CUDA 11 and 12 use nvidia/cuda_nvrtc/lib, those of 13 nvidia/cu13/lib; Windows has bin for lib.
+        # Wheels of CUDA 11 and 12 use nvidia/cuda_nvrtc/lib, those of 13 nvidia/cu13/lib; Windows has bin instead of
+        # lib.
         for directory in ("lib", "lib64", "bin", "bin/x64", "*/lib", "*/bin", "*/bin/x86_64"):
             for pattern in _PATTERNS:
                 yield from root.glob(f"{directory}/{pattern}")

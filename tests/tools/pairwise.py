@@ -1,4 +1,4 @@
-"""Covering designs: few settings in which every choice of any two or three options meets every other."""
+"""Covering arrays: few settings in which any two or three options take all combinations of their choices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def covering_settings(options: Mapping[str, Sequence[Any]], strength: int = 2, seed: int = 0) -> list[dict[str, Any]]:
-    """Settings of the options in which any ``strength`` of them have all their combinations.
+    """Returns settings of the options in which any ``strength`` of them take all their combinations.
 
-    Greedy: a setting starts from a missing combination, and takes for each other option the choice that adds most. The
-    same arguments give the same settings.
+    The algorithm is greedy: a setting starts from a missing combination, and takes for each other option the choice
+    that adds the most missing combinations. Equal arguments return equal settings.
     """
     random, names = Random(seed), list(options)
     missing = {

@@ -1,7 +1,7 @@
 """Representatives: a few losses that stand for all, for tests of shared behaviour rather than of a formula.
 
 The structure of a definition determines the paths of a call through the library: the number of its operands, their
-defaults, parameters, flags, a counterpart in torch. Together the representatives have all of it.
+defaults, parameters, flags, a counterpart in torch. Together the representatives cover all of it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from cupylosses.engines.pointwise.definition import Loss
 FORMULA = frozenset({
     "name", "summary", "formula", "value", "reference", "kinks", "convention", "cases", "notes", "source", "places",
 })  # fmt: skip
-#: Such fields of an operand; its domain determines the samples.
+#: Fields of an operand that are not structure; its domain determines the samples.
 MEANING = frozenset({"name", "doc", "domain"})
 
-#: Counts, up to the number from which more make no difference. A weight and a mask are operands too, so forms of every
-#: loss have more than three operands.
+#: Counted fields, and the number from which more make no difference. A weight and a mask are operands too, so modified
+#: versions of every loss have more than three operands.
 COUNTED = {"operands": 3, "parameters": 2, "flags": 2}
 
 Trait = tuple[Any, ...]
 
 
 def traits(loss: Loss) -> list[Trait]:
-    """The structural traits of a definition."""
+    """Returns the structural traits of a definition."""
     found: list[Trait] = [(name, min(most, len(getattr(loss, name)))) for name, most in COUNTED.items()]
     found += [("choices", len(x.choices)) for x in loss.flags]
     found += [(x.name, bool(getattr(loss, x.name))) for x in fields(Loss) if x.name not in {*FORMULA, *COUNTED}]
@@ -42,7 +42,7 @@ def traits(loss: Loss) -> list[Trait]:
 
 
 def representatives(losses: Iterable[Loss] | None = None) -> tuple[Loss, ...]:
-    """The fewest of these losses, by default of all, that together have every trait; in their order."""
+    """Returns the fewest of these losses, by default of all, that together have every trait; in their order."""
     return _among(tuple(registry(Loss).values() if losses is None else losses))
 
 
@@ -57,8 +57,9 @@ def _among(losses: tuple[Loss, ...]) -> tuple[Loss, ...]:
 
 
 def _fewest(owners: Mapping[Trait, Collection[Loss]]) -> tuple[Loss, ...]:
-    """The smallest choice with an owner of each trait: an owner of the rarest trait, and the fewest for the remaining
-    ones.
+    """Returns the smallest choice with an owner of each trait.
+
+    It contains an owner of the rarest trait, and the fewest owners of the remaining traits.
     """
     if not owners:
         return ()

@@ -1,6 +1,6 @@
 """Accuracy of losses whose samples, such as rows or pairs of boxes, each have a result of their own.
 
-The points and the truth are those of the engine's check; sizes in the truth condition the errors.
+The points and the truth are those of the engine's check; errors are conditioned by the sizes in the truth.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = TypeVar("Kind", bound="SampleSweep")
 
 @dataclass(frozen=True)
 class SampleSweep(Sweep):
-    """``count`` samples of one shape."""
+    """Sweep over ``count`` samples of one shape."""
 
     #: The engine's class of checks.
     Check: ClassVar[type[checks.Check]]
@@ -59,11 +59,11 @@ class SampleSweep(Sweep):
         return self.check.operands()
 
     def samples_first(self, x: Tensor) -> Tensor:
-        """An operand or a result with its samples in the first dimension."""
+        """Returns an operand or a result with its samples in the first dimension."""
         return x
 
     def point(self, operands: Sequence[Tensor], result: Tensor, i: int) -> list[float]:
-        """The numbers of the sample that the result's element ``i`` belongs to."""
+        """Returns the numbers of the sample to which the result's element ``i`` belongs."""
         sample = i // (result.numel() // self.count)
         return [v for x in operands for v in self.samples_first(x)[sample].double().flatten().tolist()]
 

@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 #: One element; one element less and more than a vector, and than a warp takes at once.
 TAILS = (1, WIDEST - 1, WIDEST + 1, 32 * 4 * 4 - 1, 32 * 4 * 4 + 1, 32 * 4 * WIDEST + 3)
 
-#: Many blocks; and enough elements that there are fewer partial sums than batches, so that a warp takes several.
+#: Many blocks; and enough elements that there are fewer partial sums than batches, so that a warp processes several.
 BLOCKS: Shape = (515, 517)
 BATCHES: Shape = ((1 << 21) + 3,)
-#: Whole tiles of vectors of 16-bit operands along both dimensions: of few elements, and of so many that lanes take the
-#: widest.
+#: Whole tiles of vectors of 16-bit operands along both dimensions: with few elements, and with so many that lanes use
+#: the widest vectors.
 TILES: tuple[Shape, ...] = ((64, 64), (1 << 10, 1 << 11))
 #: Rows with two outer dimensions, if they are sliced.
 PLANES: Shape = (3, 5, 64)
-#: Short dimensions, each a side of a tile, beside a long one of whole vectors.
+#: Short dimensions, each one side of a tile, next to a long one of whole vectors.
 SHORT = (3, 5, 7)
 LONG = 1 << 10
 
 REDUCTIONS = ("mean", "none")
 
-#: Layouts that meet every dtype: whole vectors with a tail, no vectors, gaps, and both kinds of broadcast.
+#: Layouts that are launched in every dtype: whole vectors with a tail, no vectors, gaps, and both kinds of broadcast.
 LAYOUTS_OF_DTYPES = ("contiguous", "misaligned", "sliced", "row", "row_aligned", "column_aligned")
 
-#: CuPy's own code lies between the operands and the launch.
+#: Layouts that are launched with CuPy arrays too, because CuPy's own code runs between the operands and the launch.
 LAYOUTS_OF_CUPY = ("contiguous", "strided", "row")
 
 
 def selection(loss: Loss, device: str) -> Iterator[Check]:
-    """The checks that are launched for a loss."""
+    """Yields the checks that are launched for a loss."""
     base = Check(loss, device=device)
     for reduction in REDUCTIONS:
         some = replace(base, reduction=reduction)
@@ -86,8 +86,9 @@ def selection(loss: Loss, device: str) -> Iterator[Check]:
 
 
 def launch(check: Check) -> None:
-    """Launches the value alone; then value and gradients, for each upstream gradient that takes another path through
-    the kernels.
+    """Launches forward only, then value and gradients.
+
+    There is a launch for each upstream gradient that takes another path through the kernels.
     """
     import torch
 
@@ -154,8 +155,8 @@ def main() -> int:
     import cupy
 
     warnings.simplefilter("ignore", UserWarning)  # About broadcast operands, which are intended.
-    # Each array is its own allocation, so that the byte behind it belongs to nobody. torch's allocator is switched off
-    # by PYTORCH_NO_CUDA_MEMORY_CACHING, before it starts.
+    # Each array is its own allocation, so that the byte after it belongs to no other. PYTORCH_NO_CUDA_MEMORY_CACHING
+    # disables torch's allocator before this program starts.
     cupy.cuda.set_allocator(None)
     cupy.cuda.set_pinned_memory_allocator(None)
     launches = count_launches()
@@ -170,7 +171,7 @@ def main() -> int:
 
 
 def count_launches() -> list[int]:
-    """A counter of all launches from now on."""
+    """Counts all launches from now on, in a list of one number."""
     count, launch = [0], compiler.Launcher.launch
 
     def counted(self: compiler.Launcher, *arguments: Any) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Points = NDArray[numpy.float64]
 
-#: Exponents of 2 between which most operands in use lie.
+#: Exponents of 2 between which most operands in practice are.
 USUAL = (-12.0, 8.0)
 
 
@@ -105,14 +105,14 @@ class _Axis:
         return numpy.choose(self.generator.choice(4, count, p=[0.35, 0.3, 0.3, 0.05]), choices)
 
     def _small(self, count: int) -> Points:
-        """2^-k, down to less than the dtype can add to 1."""
+        """Returns 2^-k, down to less than the dtype can add to 1."""
         return numpy.exp2(-self.generator.uniform(1, self.digits + 2, count))
 
     def _signs(self, count: int) -> Points:
         return self.generator.choice([-1.0, 1.0], count)
 
     def nudged(self, x: Points) -> Points:
-        """Numbers near given ones, within the domain."""
+        """Returns numbers near given ones, within the domain."""
         with numpy.errstate(over="ignore"):
             near = x * (1 + self._signs(len(x)) * self._small(len(x)))
         return numpy.clip(near, 0, 1) if self.domain == "probability" else near
@@ -133,7 +133,7 @@ def _independent(axes: Sequence[_Axis], count: int) -> Points:
 
 
 def _close(axes: Sequence[_Axis], count: int, generator: numpy.random.Generator) -> Points:
-    """Points where one operand is nearly another, or nearly its opposite; for a logarithm, nearly another's."""
+    """Returns points where one operand is nearly another, or its opposite, or its logarithm in a logarithmic domain."""
     drawn = _independent(axes, count)
     pairs = [(i, j) for i, j in permutations(range(len(axes)), 2) if not (axes[i].discrete or axes[j].discrete)]
     for part, (i, j) in zip(numpy.array_split(numpy.arange(count), max(len(pairs), 1)), pairs, strict=False):
@@ -155,7 +155,7 @@ def _converted(x: Points, given: str, wanted: str) -> Points:
 def _around(
     kinks: Sequence[tuple[float, ...]], axes: Sequence[_Axis], count: int, generator: numpy.random.Generator
 ) -> Points:
-    """Points around kinks, half of them translated, since most kinks are those of a difference."""
+    """Returns points around kinks, half of them translated, since most kinks are those of a difference."""
     if not kinks:
         return numpy.empty((0, len(axes)))
     at = numpy.array(kinks, dtype=numpy.float64)[generator.integers(len(kinks), size=count)]

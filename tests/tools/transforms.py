@@ -1,7 +1,7 @@
-"""The torch features that work for a loss: a list of transforms, each tried and compared with the truth.
+"""Transforms of torch that work with losses: each is tried with a loss and compared with the truth.
 
 `TRANSFORMS` is the definition: tests run it, and ``scripts/transforms.py`` records its outcomes for the table of
-docs/transforms.md.
+docs/transforms.md, whose text is that of the checks' docstrings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cupylosses.engines.pointwise import reference as pointwise_reference
 from cupylosses.testing.by_engine import ByEngine
 from cupylosses.testing.tolerance import same_bits
 
-#: Relative to the largest number of a result in float64; second derivatives take only a few operations.
+#: Tolerance relative to the largest number of a float64 result; second derivatives take only a few operations.
 TOLERANCE = 1e-9
 
 TRANSFORMS: dict[str, Transform] = {}
@@ -35,7 +35,7 @@ TRANSFORMS: dict[str, Transform] = {}
 
 @dataclass(frozen=True)
 class Transform:
-    """One thing that torch does with a loss: its name, its summary, and True if it needs a GPU."""
+    """A transform of torch: its name, the check that tries it with a loss, and True if it needs a GPU."""
 
     name: str
     check: Callable[[Subject], None]
@@ -47,7 +47,7 @@ class Transform:
         return (self.check.__doc__ or "").strip().split("\n")[0]
 
     def outcome(self, subject: Subject) -> Exception | None:
-        """The problem that it has with a loss; None if it works."""
+        """Returns the problem that the transform has with a loss; None if it works."""
         try:
             self.check(subject)
         except Exception as error:
@@ -56,8 +56,9 @@ class Transform:
 
 
 class Subject(ByEngine, ABC, modules="tools.{}.subject"):
-    """A loss, its device, and operands for it, away from the borders of their domains; ``Subject(loss, device)`` makes
-    that of the loss's engine.
+    """A loss, its device, and operands for it, away from the borders of their domains.
+
+    ``Subject(loss, device)`` makes an instance of the subclass for the loss's engine.
 
     Attributes:
         function: The loss as a function of its floating operands.
@@ -75,11 +76,11 @@ class Subject(ByEngine, ABC, modules="tools.{}.subject"):
 
     @abstractmethod
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
-        """An operand of each shape; the last shape serves the remaining operands."""
+        """Returns an operand of each shape; the last shape serves the remaining operands."""
 
     @abstractmethod
     def truth(self, *operands: Tensor) -> Tensor:
-        """The mean of the formula, which autograd can differentiate any number of times."""
+        """Returns the mean by the formula, which autograd can differentiate any number of times."""
 
     @cached_property
     def reduced(self) -> list[Callable[..., Tensor]]:
@@ -92,7 +93,7 @@ class Subject(ByEngine, ABC, modules="tools.{}.subject"):
         return [x.requires_grad_() for x in self.draw((3, 4))]
 
     def hessian(self, operands: list[Tensor]) -> Any:
-        """The second derivatives of the mean of the formula."""
+        """Returns the second derivatives of the mean of the formula."""
         return torch.autograd.functional.hessian(self.truth, tuple(x.detach() for x in operands))
 
 
@@ -102,7 +103,7 @@ def suits(transform: Transform, loss: Any) -> bool:
 
 
 def transform(name: str, gpu: bool = False) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
-    """Adds a check to the list."""
+    """Adds a check to :data:`TRANSFORMS`."""
 
     def enter(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
         TRANSFORMS[name] = Transform(name, check, gpu)
@@ -213,7 +214,10 @@ def _func_jvp(s: Subject) -> None:
 
 
 def _batch(s: Subject) -> tuple[list[Tensor], tuple[int | None, ...]]:
-    """Operands for five samples: the first has them in its second dimension, every other one is shared."""
+    """Returns operands for five samples, and the dimension of the samples in each.
+
+    The first operand has them in its second dimension; all samples share every second one of the others.
+    """
     drawn = s.draw((5, 3, 4))
     operands = [drawn[0].transpose(0, 1), *(x if i % 2 else x[0] for i, x in enumerate(drawn[1:]))]
     return operands, (1, *(0 if i % 2 else None for i in range(len(drawn) - 1)))
@@ -305,8 +309,9 @@ def _value_and_gradients(f: Callable[..., Tensor], operands: list[Tensor]) -> li
 
 
 def _settled(f: Callable[..., Tensor], operands: list[Tensor]) -> list[Tensor]:
-    """Value and gradients of a second call, whose upstream gradient is the expected one: a loss that rescales gradients
-    rounds others once more.
+    """Returns value and gradients of a second call, whose upstream gradient is the expected one.
+
+    For another upstream gradient, a loss that rescales gradients rounds them once more.
     """
     _value_and_gradients(f, operands)
     return _value_and_gradients(f, operands)
@@ -428,7 +433,7 @@ def _fake_tensors(s: Subject) -> None:
 
 
 def _replayed(s: Subject, f: Callable[..., Tensor], calls: int = 4) -> None:
-    """Compares ``f``, which a graph may serve, with the loss: fresh operands and other upstream gradients."""
+    """Compares ``f``, which may replay a graph, with the loss, for fresh operands and other upstream gradients."""
     for i in range(calls):
         operands = [x.requires_grad_() for x in s.draw((8, 16), dtype="float32", seed=i)]
         copies = [x.detach().clone().requires_grad_() for x in operands]

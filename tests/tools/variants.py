@@ -1,4 +1,4 @@
-"""The kernels behind a loss, for the compile gate: which there are, which a subset takes, and what each has to do."""
+"""Kernels of a loss for the compile gate: all of them, those of each subset, and the requirements for each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Compiled = tuple[Any, str]
 
 
 class Variants(ByEngine, ABC, modules="tools.{}.variants"):
-    """The kernels of one loss; ``Variants(loss)`` makes those of the loss's engine.
+    """Kernels of one loss; ``Variants(loss)`` makes an instance of the subclass for the loss's engine.
 
-    ``spills`` are the bytes of registers that each may spill.
+    ``spills`` are the bytes of registers that each kernel may spill.
     """
 
     spills: ClassVar[float] = 0
@@ -27,24 +27,26 @@ class Variants(ByEngine, ABC, modules="tools.{}.variants"):
 
     @abstractmethod
     def kernels(self, fast: bool = False) -> list[Any]:
-        """Every kernel that calls of the loss can reach; with ``fast``, of two dtypes and the common layouts."""
+        """Returns every kernel that calls of the loss can reach; with ``fast``, for two dtypes and common layouts."""
 
     @classmethod
     def fast(cls, losses: Sequence[Any]) -> list[Any]:
-        """The kernels of several losses, of two dtypes and the common layouts."""
+        """Returns the kernels of several losses, for two dtypes and the common layouts."""
         return [v for x in losses for v in cls(x).kernels(fast=True)]
 
     @abstractmethod
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
-        """The kernels of the broad subset; without ``whole``, those of a loss that others stand for."""
+        """Returns the kernels of the broad subset; without ``whole``, those of a loss that others stand for."""
 
     @classmethod
     @abstractmethod
     def newest(
         cls, losses: Sequence[Any], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """The kernels of the fast subset for the newest compiler: each formula, and of the losses ``whole`` each
-        kernel, layout and access to memory; most for the architecture ``broadest``, some for the ``others`` in turn.
+        """Yields the kernels of the fast subset for the newest compiler.
+
+        They cover each formula, and of the losses ``whole`` each kernel, layout and access to memory. Most are for the
+        architecture ``broadest``, some for the ``others`` in turn.
         """
 
     @classmethod
@@ -52,37 +54,38 @@ class Variants(ByEngine, ABC, modules="tools.{}.variants"):
     def older(
         cls, losses: Sequence[Any], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Those for an older compiler: each kernel and layout."""
+        """Yields the kernels of the fast subset for an older compiler: each kernel and layout."""
 
     @classmethod
     def may_spill(cls, variant: Any) -> float:
-        """Bytes of registers that a kernel may spill."""
+        """Returns the bytes of registers that a kernel may spill."""
         return cls.spills
 
     @staticmethod
     @abstractmethod
     def wide_accesses(variant: Any) -> tuple[int, int]:
-        """The minimum of 16-byte loads and stores of a kernel whose operands are contiguous."""
+        """Returns the minimum of 16-byte loads and stores of a kernel whose operands are contiguous."""
 
     @staticmethod
     @abstractmethod
     def described(variant: Any) -> Mapping[str, str]:
-        """Columns of the gate's table: dtypes, layout, access, gradients and flags of a kernel."""
+        """Returns columns of the gate's table: dtypes, layout, access, gradients and flags of a kernel."""
 
 
 def variants(loss: Definition, fast: bool = False) -> list[Any]:
-    """The kernels behind a loss; with ``fast``, of two dtypes and the common layouts."""
+    """Returns the kernels of a loss; with ``fast``, for two dtypes and the common layouts."""
     return Variants(loss).kernels(fast)
 
 
 def wide_accesses(variant: Any) -> tuple[int, int]:
-    """The minimum of 16-byte loads and stores of a kernel whose operands are contiguous."""
+    """Returns the minimum of 16-byte loads and stores of a kernel whose operands are contiguous."""
     return Variants.of(variant.loss).wide_accesses(variant)
 
 
 def complaints(variant: Any, found: Resources, spills: int = 0) -> tuple[str, ...]:
-    """Defects of a compiled kernel: warnings, spills beyond the allowed bytes, and narrow accesses to contiguous
-    operands.
+    """Returns the defects of a compiled kernel.
+
+    These are warnings, spills beyond the allowed bytes, and narrow accesses to contiguous operands.
     """
     wrong = list(found.warnings)
     if found.entries != (variant.entry,):

@@ -1,1 +1,1 @@
-"""The tools that know losses of boxes."""
+"""Tools for losses of boxes."""

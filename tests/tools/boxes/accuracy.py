@@ -1,4 +1,4 @@
-"""The accuracy of losses of boxes: every pair of boxes is a result of its own."""
+"""Accuracy of losses of boxes: every pair of boxes is a result of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.samples import SampleSweep
 
 @dataclass(frozen=True)
 class BoxSweep(SampleSweep):
-    """Pairs of boxes."""
+    """Sweep over pairs of boxes."""
 
     Definition: ClassVar = BoxLoss
     Check: ClassVar = BoxCheck

@@ -25,7 +25,7 @@ class BoxSubject(Subject):
 
     @classmethod
     def suits(cls, transform: Transform, loss: BoxLoss) -> bool:
-        """True if a transform can be tried: those that need a GPU only with element-wise losses."""
+        """True if a transform can be tried; those that need a GPU are tried with element-wise losses only."""
         return not transform.gpu and transform.name not in OF_POINTWISE
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
@@ -41,7 +41,7 @@ class BoxSubject(Subject):
         return getattr(functional, self.boxes.name)(*boxes, reduction=reduction)
 
     def truth(self, *operands: Tensor) -> Tensor:
-        """The mean of the formula."""
+        """Returns the mean by the formula."""
         return self.boxes.reference(xp, *operands, **self.boxes.values()).mean()
 
 

@@ -1,4 +1,4 @@
-"""The kernels of losses of boxes, found by rehearsing their calls (`cupylosses.engines.record`)."""
+"""Kernels of losses of boxes, recorded from their calls (`cupylosses.engines.record`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cupylosses.jit.gpu import Chip
 from tools.gate_subsets import BROADEST, cover
 from tools.variants import Compiled, Variants
 
-#: Shapes of the boxes of both operands: contiguous, and with an operand that is broadcast to rows, to columns, to all.
+#: Shapes of the boxes of both operands: contiguous, and with an operand broadcast to rows, to columns, or to all.
 SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = (
     ((4096,), (4096,)),
     ((64, 64), (1, 64)),
@@ -27,9 +27,9 @@ _FEW = 2
 
 
 class BoxVariants(Variants):
-    """Each entry point, layout, dtype, format, weight and mask.
+    """Kernels for each entry point, layout, dtype, format, weight and mask.
 
-    For GPUs of 12.0, both gradients of distance_box_iou_loss spill 16 bytes.
+    On GPUs of compute capability 12.0, the kernel of both gradients of distance_box_iou_loss spills 16 bytes.
     """
 
     Definition: ClassVar = BoxLoss
@@ -41,7 +41,7 @@ class BoxVariants(Variants):
         for dtype, (first, last) in product(dtypes, SHAPES[: _FEW if fast else None]):
             for reduction, options in product(("mean", "none"), self._options(first, dtype, fast)):
                 self._call(recorder, dtype, (first, last), {**options, "reduction": reduction})
-        # Divisors are found by kernels of the pointwise engine.
+        # Kernels of the pointwise engine compute the divisors.
         return [x for x in recorder.kernels if isinstance(x, BoxKernel)]
 
     def _options(self, shape: Sequence[int], dtype: str, fast: bool) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ class BoxVariants(Variants):
             self._second(recorder, call)
 
     def _second(self, recorder: KernelRecorder, call: Call) -> None:
-        """The derivative along tangents of both boxes, and along one of the first alone."""
+        """Records the derivative along tangents of both boxes, and along a tangent of the first box only."""
         engine, boxes = call.loss.engine, len(self.loss.operands)
         call = call._replace(static=call.static._replace(out_dtype="float64"))
         for tangents in (boxes, 1):
@@ -77,7 +77,7 @@ class BoxVariants(Variants):
             recorder.call(moved, [tuple([i < tangents for i in range(len(moved.arrays))])])
 
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
-        """Each kernel, layout and dtype for BROADEST; forward with gradients for others."""
+        """Returns each kernel, layout and dtype for BROADEST; forward with gradients for others."""
         if architecture == BROADEST:
             return cover(self.kernels(), dtypes)
         forward = [x for x in self.kernels(fast=True) if x.kind == "value_and_gradient"]
@@ -87,8 +87,10 @@ class BoxVariants(Variants):
     def newest(
         cls, losses: Sequence[BoxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel and layout, of the loss whose kernels compile fastest; and of each loss forward with gradients,
-        with the choices of the flags in turn.
+        """Yields each kernel and layout of one loss, and forward with gradients of each loss.
+
+        The one loss is that whose kernels compile fastest. Forward with gradients covers each choice of the flags, on
+        the architectures in turn.
         """
         for variant in cover(cls.fast(losses[:1]), structure):
             yield variant, broadest
@@ -100,12 +102,15 @@ class BoxVariants(Variants):
     def older(
         cls, losses: Sequence[BoxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel, and each layout."""
+        """Yields each kernel and each layout."""
         yield from ((x, broadest) for x in cover(cls.fast(losses[:1]), entry_point))
 
     @staticmethod
     def wide_accesses(variant: BoxKernel) -> tuple[int, int]:
-        """A box of float32 is a word of 16 bytes: one load per operand, and one store per gradient."""
+        """Returns the wide loads and stores.
+
+        A float32 box is a word of 16 bytes, with one load per operand and one store per gradient.
+        """
         if variant.kind in SUMS:
             return 0, 0
         wide = [
@@ -130,13 +135,13 @@ class BoxVariants(Variants):
 
 
 def entry_point(variant: BoxKernel) -> Iterator[Hashable]:
-    """The kernel, and its layout."""
+    """Traits: the kernel, and its layout."""
     yield variant.kind
     yield variant.layout, variant.columns
 
 
 def structure(variant: BoxKernel) -> Iterator[Hashable]:
-    """Both together, and what else a call has."""
+    """Traits: kernel and layout together, and the other properties of a call."""
     yield variant.kind, variant.layout
     yield variant.kind in SUMS, variant.columns
     yield variant.weight, variant.mask, variant.counted
@@ -144,13 +149,13 @@ def structure(variant: BoxKernel) -> Iterator[Hashable]:
 
 
 def formula(variant: BoxKernel) -> Iterator[Hashable]:
-    """The loss, and each choice of its flags."""
+    """Traits: the loss, and each choice of its flags."""
     yield variant.loss
     yield from ((i, x) for i, x in enumerate(variant.flags))
 
 
 def dtypes(variant: BoxKernel) -> Iterator[Hashable]:
-    """Besides, each formula and the dtypes."""
+    """Traits: those of ``structure``, each formula, and the dtypes."""
     yield from structure(variant)
     yield variant.loss, variant.flags
     yield variant.kind, variant.storage, variant.result

@@ -1,1 +1,1 @@
-"""The tools that know softmax losses of a linear layer."""
+"""Tools for softmax losses of a linear layer."""

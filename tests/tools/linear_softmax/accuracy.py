@@ -1,8 +1,8 @@
-"""The accuracy of softmax losses of a linear layer: that of the loss of the logits, behind the layer.
+"""Accuracy of softmax losses of a linear layer: that of the loss of the logits, after the layer.
 
-The weight is the identity, so that products of matrices are exact, and logits and the gradient of the input are those
-of the row kernels in place. The rows are those of :mod:`tools.softmax.accuracy`. The gradient of the weight is a sum
-over all rows, and has no truth for a single one.
+The weight is the identity, so that matrix products are exact, and the logits and the gradient of the input are those of
+the in-place row kernels. The rows are those of :mod:`tools.softmax.accuracy`. The gradient of the weight is a sum over
+all rows, and has no truth for a single row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LinearSoftmaxSweep(SoftmaxSweep):
-    """Rows of ``loss``, the loss of the logits, computed by that ``of_layer``."""
+    """Sweep over rows of ``loss``, the loss of the logits, computed by ``of_layer``, the loss of the layer."""
 
     Definition: ClassVar = LinearSoftmaxLoss
 
@@ -45,7 +45,7 @@ class LinearSoftmaxSweep(SoftmaxSweep):
 
 
 def behind_identity(loss: LinearSoftmaxLoss) -> Callable[..., Tensor]:
-    """The loss as a function of its logits."""
+    """Returns the loss as a function of its logits: the weight of the layer is the identity."""
     function = getattr(functional, loss.name)
 
     def call(input: Tensor, target: Tensor, class_dim: int | None = None, **options: Any) -> Tensor:

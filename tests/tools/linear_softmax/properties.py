@@ -1,4 +1,4 @@
-"""Properties of softmax losses of a linear layer, on CPU tensors, under whatever runs their kernels."""
+"""Properties of softmax losses of a linear layer, on CPU tensors, wherever their kernels run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LOSS = functional.linear_cross_entropy
 
 
 def agrees_with_truth(layout: str, **case: Any) -> None:
-    """Value and gradients match float64, for an expected grad_output and another one."""
+    """Value and gradients match float64, for an expected grad_output and for another one."""
     outcome = perform(Check(LOSS.loss, case, ("float32",), layout=layout))
     assert outcome.ok, outcome.problems
 
 
 def weighs_rows(seed: int = 0) -> None:
-    """Value and gradients of a weighted mean are those of the weighted values of its rows."""
+    """Value and gradients of a weighted mean are those of the weighted mean of its rows in float64."""
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(n, 24, generator=generator, requires_grad=True) for n in (37, 43))
     labels, weights = torch.randint(43, (37,), generator=generator), torch.rand(37, generator=generator)
@@ -34,7 +34,7 @@ def weighs_rows(seed: int = 0) -> None:
 
 
 def second_agrees_with_truth(seed: int = 0) -> None:
-    """The change of both gradients along tangents of the features matches that in float64."""
+    """The derivatives of both gradients along tangents of the features match those in float64."""
     generator = torch.Generator().manual_seed(seed)
     x, weight, tangent = (torch.randn(n, 24, generator=generator) for n in (37, 43, 37))
     labels = torch.randint(43, (37,), generator=generator)

@@ -1,5 +1,6 @@
-"""Softmax losses of a linear layer as subjects of `tools.transforms`: functions of the features, with a fixed
-weight and fixed labels.
+"""Softmax losses of a linear layer as subjects of `tools.transforms`.
+
+They are functions of the features, with a fixed weight and fixed labels.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class LinearSoftmaxSubject(Subject):
 
     @classmethod
     def suits(cls, transform: Transform, loss: LinearSoftmaxLoss) -> bool:
-        """True if a transform can be tried: those that need a GPU only with element-wise losses."""
+        """True if a transform can be tried; those that need a GPU are tried with element-wise losses only."""
         return not transform.gpu and transform.name not in OF_POINTWISE
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
@@ -46,13 +47,13 @@ class LinearSoftmaxSubject(Subject):
         return function(x, self._weight(x), self._labels(x), reduction=reduction)
 
     def truth(self, *operands: Tensor) -> Tensor:
-        """The mean as torch defines it."""
+        """Returns the mean as torch defines it."""
         (x,) = operands
         expression = twin(self.of_layer.of_logits, {}, "mean", class_dim=-1)
         return expression(x @ self._weight(x).T, self._labels(x))
 
     def _labels(self, x: Tensor) -> Tensor:
-        """The labels, shared by all samples of a batch."""
+        """Returns labels, which all samples of a batch share."""
         count = x[..., 0].numel()
         return (torch.arange(count, device=x.device) * 7 % CLASSES).reshape(x.shape[:-1])
 

@@ -1,5 +1,6 @@
-"""The kernels of softmax losses of a linear layer, found by rehearsing their calls (`cupylosses.engines.record`): those
-between matrix products, and row kernels that write gradients over logits.
+"""Kernels of softmax losses of a linear layer, recorded from their calls (`cupylosses.engines.record`).
+
+They are the kernels between matrix products, and row kernels that write gradients over logits.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from cupylosses.jit.gpu import Chip
 from tools.gate_subsets import BROADEST, cover
 from tools.variants import Compiled, Variants
 
-#: Rows and features; classes of rows that a thread, a subwarp, a block and a cluster take; the first two are fast.
+#: Rows and features; numbers of classes for which a thread, a subwarp, a block or a cluster processes a row. The fast
+#: subset has the first two.
 ROWS, FEATURES, CLASSES = 4096, 64, (10, 1000, 8000, 128256)
 
-#: A GPU with everything that kernels can use.
+#: A GPU with every feature that kernels can use.
 _CHIP = Chip(227 << 10, clusters=True)
 
 
 class LinearSoftmaxVariants(Variants):
-    """Each kernel of a call with a bias, in each dtype, kind of target, dtype of the logits and length of rows."""
+    """Kernels of calls with a bias, in each dtype, kind of target, dtype of the logits and length of rows."""
 
     Definition: ClassVar = LinearSoftmaxLoss
 
@@ -43,7 +45,7 @@ class LinearSoftmaxVariants(Variants):
         return found
 
     def _added(self, dtype: str) -> Iterator[ChunkKernel | RowWeightKernel]:
-        """Those of weights of rows and of `main_grad`, whose arrays no rehearsal has."""
+        """Yields the kernels of weights of rows and of `main_grad`, whose arrays no recorded call has."""
         wide = "float64" if dtype == "float64" else "float32"
         for kind in ("add", "add_unaligned"):
             yield ChunkKernel(self.loss, kind, wide if kind == "add" else dtype, wide)
@@ -67,7 +69,7 @@ class LinearSoftmaxVariants(Variants):
         recorder.call(call, [call.loss.engine.floating(call)])
 
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
-        """Each kernel, layout and dtype for BROADEST; for others the kernels between products."""
+        """Returns each kernel, layout and dtype for BROADEST; for others the kernels between products."""
         if architecture == BROADEST:
             return cover(self.kernels(), dtypes)
         return [x for x in self.kernels(fast=True) if not isinstance(x, SoftmaxKernel)]
@@ -76,8 +78,10 @@ class LinearSoftmaxVariants(Variants):
     def newest(
         cls, losses: Sequence[LinearSoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel between products, and each layout that writes over logits: row kernels that do not are those of
-        the logits' loss. Kernels that convert whole gradients also for the others in turn.
+        """Yields each kernel between products, and each layout that writes over logits.
+
+        Row kernels that do not write over logits are those of the logits' loss. Kernels that convert whole gradients
+        are compiled for the other architectures in turn, too.
         """
         kernels = cls.fast(losses)
         own = [x for x in kernels if x.kind != "add_unaligned" and getattr(x, "in_place", True)]
@@ -90,14 +94,14 @@ class LinearSoftmaxVariants(Variants):
     def older(
         cls, losses: Sequence[LinearSoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """The kernels between products that convert arrays."""
+        """Yields the kernels between products that convert arrays."""
         kernels = cls.fast(losses)
         for variant in cover([x for x in kernels if x.kind in ("narrow", "rescale", "add", "weigh")], structure):
             yield variant, broadest
 
     @staticmethod
     def wide_accesses(variant: ChunkKernel) -> tuple[int, int]:
-        """Those of the kernels that rescale whole gradients."""
+        """Returns the wide loads and stores of the kernels that rescale or add whole gradients."""
         return {"rescale": (1, 1), "add": (2, 1)}.get(variant.kind, (0, 0))
 
     @staticmethod
@@ -106,7 +110,7 @@ class LinearSoftmaxVariants(Variants):
 
 
 def structure(variant: ChunkKernel | RowWeightKernel | SoftmaxKernel) -> Iterator[Hashable]:
-    """The kernel, and the layout of a row kernel with what it writes over what."""
+    """Traits: the kernel; of a row kernel also its layout, and the arrays that it overwrites."""
     if not isinstance(variant, SoftmaxKernel):
         yield type(variant), variant.kind
     else:
@@ -115,6 +119,6 @@ def structure(variant: ChunkKernel | RowWeightKernel | SoftmaxKernel) -> Iterato
 
 
 def dtypes(variant: ChunkKernel | RowWeightKernel | SoftmaxKernel) -> Iterator[Hashable]:
-    """Besides, the dtypes."""
+    """Traits: those of ``structure``, and the dtypes."""
     yield from structure(variant)
     yield variant.kind, variant.storage, variant.result

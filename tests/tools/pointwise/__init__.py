@@ -1,1 +1,1 @@
-"""The tools that know element-wise losses."""
+"""Tools for element-wise losses."""

@@ -1,7 +1,7 @@
-"""The accuracy of element-wise losses: points all over the domain, compared with the truth of ``exact.py``.
+"""Accuracy of element-wise losses: points all over the domain, compared with the truth of ``exact.py``.
 
-At a jump of the result, such as a gradient's at a kink, rounding may decide on which side a point lies; there a result
-also passes if it is right for operands one unit in the last place away.
+At a jump of the result, such as a gradient's at a kink, rounding may decide on which side a point falls; there a result
+also passes if it is correct for operands one unit in the last place away.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    #: The truth at points, with exponentials below a number taken as 0.
+    #: Computes the truth at points, with exponentials below a number taken as 0.
     Truth = Callable[[NDArray[Any], float], Figure]
 
-#: This many of the worst points over the bar are examined for a nearby jump or an underflow.
+#: Number of the worst points over the bar that are examined for a nearby jump or an underflow.
 LOOKED_AT = 400
 
 
 @dataclass(frozen=True)
 class PointwiseSweep(Sweep):
-    """Points of an element-wise loss."""
+    """Sweep over points of an element-wise loss."""
 
     Definition: ClassVar = Loss
 
@@ -98,8 +98,9 @@ def _accuracy(name: str, at: NDArray[Any], result: Tensor, figure: Figure, compu
 def _excused(
     at: NDArray[Any], result: Tensor, figure: Figure, computed: str, truth: Truth
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The errors and the truth. A result that is right beside a jump, or by an underflow, gets the error and truth of
-    that case.
+    """Returns the conditioned errors, the plain errors and the truth.
+
+    A result that is correct on the other side of a jump, or with an underflow, gets the errors and truth of that case.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The kernels of element-wise losses, found by rehearsing their calls (`cupylosses.engines.record`)."""
+"""Kernels of element-wise losses, recorded from their calls (`cupylosses.engines.record`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tools.gate_subsets import BROADEST, FAST, cover, one_of_each
 from tools.representatives import representatives
 from tools.variants import Compiled, Variants
 
-#: Every kind of layout occurs only with this many elements in both directions.
+#: Every kind of layout occurs only with at least this many elements in both directions.
 ROWS, COLUMNS = 4096, 4096
-#: Odd sizes, and so many elements that tiles go through shared memory.
+#: Odd sizes, with enough elements that tiles go through shared memory.
 ODD_ROWS, ODD_COLUMNS = 4801, 4803
 
 
 class PointwiseVariants(Variants):
-    """Each setting of a loss's flags, dtype, layout, reduction and choice of gradients."""
+    """Kernels for each setting of a loss's flags, dtype, layout, reduction and choice of gradients."""
 
     Definition: ClassVar = Loss
 
@@ -34,9 +34,11 @@ class PointwiseVariants(Variants):
         return list(_kernels(self.loss, fast))
 
     def broad(self, architecture: str, whole: bool = True) -> list[PointwiseKernel]:
-        """Each kernel and layout occurs, and each dtype; for :data:`BROADEST` also each choice of dtypes, setting of
-        the flags and broadcast operand. Without ``whole``, only the training kernels: for BROADEST, and fewer for
-        another architecture of :data:`FAST` in turn.
+        """Returns kernels in which each kind of kernel, each layout and each dtype occurs.
+
+        For :data:`BROADEST`, each choice of dtypes, setting of the flags and broadcast operand occurs as well. Without
+        ``whole``, there are only the training kernels: for BROADEST, and fewer for another architecture of :data:`FAST`
+        in turn.
         """
         usual = self.kernels(fast=True)
         if not whole:
@@ -57,8 +59,10 @@ class PointwiseVariants(Variants):
         return list(dict.fromkeys(found))
 
     def _of_training(self, usual: Sequence[PointwiseKernel], architecture: str) -> list[PointwiseKernel]:
-        """Forward with gradients in two dtypes; for BROADEST also with each setting of the flags, the unreduced
-        kernels, and products of second derivatives.
+        """Returns forward with gradients in two dtypes.
+
+        For BROADEST there are also each setting of the flags, the unreduced kernels, and products of second
+        derivatives.
         """
         plain = [x for x in usual if x.layout == "flat" and x.loss is self.loss]
         forward = [x for x in plain if x.kind == "value_and_gradient"]
@@ -91,13 +95,15 @@ class PointwiseVariants(Variants):
 
     @classmethod
     def _of(cls, losses: Sequence[Loss], whole: Collection[Loss]) -> list[PointwiseKernel]:
-        """Their kernels with one setting of the flags, on which no structure depends: half as many as there are."""
+        """Returns kernels with one setting of the flags, on which no structure depends: half of all kernels."""
         return [v for x in losses if x in whole for v in _kernels(x, False, 1)]
 
     @classmethod
     def may_spill(cls, variant: PointwiseKernel) -> float:
-        """Products of second derivatives may spill a little, in tiles more: with fewer elements of a lane they spill
-        nothing, and take up to a fifth longer.
+        """Returns the bytes that a kernel may spill.
+
+        Products of second derivatives may spill a little, and more in tiles: with fewer elements per lane they spill
+        nothing, but take up to a fifth longer.
         """
         if variant.kind != PRODUCT:
             return cls.spills
@@ -105,8 +111,10 @@ class PointwiseVariants(Variants):
 
     @staticmethod
     def wide_accesses(variant: PointwiseKernel) -> tuple[int, int]:
-        """Those that one vector takes. Gradients that are summed are not stored in vectors, and operands on which no
-        second derivative depends are not loaded.
+        """Returns the wide loads and stores of one vector.
+
+        Gradients that are summed are not stored in vectors, and operands on which no second derivative depends are not
+        loaded.
         """
 
         def words(dtype: str) -> int:
@@ -138,26 +146,26 @@ class PointwiseVariants(Variants):
         }
 
 
-@cache  # Half a second for a loss, several times in a run of the tests.
+@cache  # takes half a second per loss, several times in a run of the tests
 def _kernels(loss: Loss, fast: bool, settings: int | None = None) -> tuple[PointwiseKernel, ...]:
-    """The kernels with all settings of the flags, or with the first few."""
+    """Returns the kernels with all settings of the flags, or with the first few."""
     recorder, second = KernelRecorder(), KernelRecorder()
     for flags, dtypes in product(flag_settings(loss)[:settings], dtype_settings(loss, fast)):
         for tensors in layout_settings(dtypes, fast):
             _call(recorder, loss, flags, tensors, fast)
             _second(second, loss, flags, tensors)
         _call_forms(recorder, loss, flags, tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes), fast)
-    # Their sums differ from those of gradients in the formula alone.
+    # The sums of second derivatives differ from those of gradients only in the formula.
     return (*recorder.kernels, *[x for x in second.kernels if x.kind == PRODUCT])
 
 
 def flag_settings(loss: Loss) -> list[tuple[int, ...]]:
-    """The settings of the flags that the cases of the definition contain."""
+    """Returns the settings of the flags that the cases of the definition contain."""
     return list(dict.fromkeys(loss.choose(loss.values(case)) for case in loss.cases))
 
 
 def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
-    """Operands of one dtype, of mixed floating dtypes, and integers where the definition takes them."""
+    """Yields operands of one dtype, of mixed floating dtypes, and integers where the definition accepts them."""
     count = len(loss.operands)
     for dtype in ("float32", "bfloat16") if fast else checks.FLOATING:
         yield (dtype,) * count
@@ -170,9 +178,11 @@ def dtype_settings(loss: Loss, fast: bool) -> Iterator[tuple[str, ...]]:
 
 
 def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeholder, ...]]:
-    """Contiguous operands, whose elements fill the batches or do not; each broadcast along rows, along columns, to all;
-    misaligned, also beside operands that are broadcast, whose gradients are then sums of their own; permuted; with a
-    step; permuted and of odd sizes; and of a short dimension, innermost in one of them.
+    """Yields operands in each kind of layout.
+
+    They are contiguous, with elements that fill the batches or do not; each broadcast along rows, along columns, or to
+    all; misaligned, also next to broadcast operands, whose gradients are then sums of their own; permuted; with a step;
+    permuted with odd sizes; and with a short dimension that is innermost in one of them.
     """
     contiguous = tuple(placeholder(x, (ROWS, COLUMNS)) for x in dtypes)
     yield contiguous
@@ -198,7 +208,7 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
     yield tuple(Placeholder(x, (ROWS,), (2,), 0) for x in dtypes)
     odd = ODD_ROWS, ODD_COLUMNS
     yield placeholder(first.dtype, odd), *(Placeholder(x.dtype, odd, (1, ODD_ROWS), 0) for x in others)
-    # Short rows beside columns.
+    # Short rows in one operand, short columns in the others.
     for short in (3, 5, 7):
         shape = (ROWS, short)
         yield placeholder(first.dtype, shape), *(Placeholder(x.dtype, shape, (1, ROWS), 0) for x in others)
@@ -207,7 +217,7 @@ def layout_settings(dtypes: Sequence[str], fast: bool) -> Iterator[tuple[Placeho
 def _call(
     recorder: KernelRecorder, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
 ) -> None:
-    """Forward and backward of one call, reduced and unreduced, for each choice of gradients."""
+    """Records forward and backward of one call, reduced and unreduced, for each choice of gradients."""
     floating = [x.dtype in checks.FLOATING for x in tensors]
     choices = [c for c in product(*((False, True) if x else (False,) for x in floating)) if any(c)]
     for kind in ("mean", "none"):
@@ -215,7 +225,7 @@ def _call(
 
 
 def _second(recorder: KernelRecorder, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...]) -> None:
-    """The product of the second derivatives with a contiguous tangent of the first operand, by each operand."""
+    """Records the product of the second derivatives with a contiguous tangent of the first operand, by each operand."""
     floating = [x.dtype in checks.FLOATING for x in tensors]
     parameters = tuple(x.default for x in loss.parameters)
     call = Call(loss, tensors, Static("sum", flags=flags), parameters)
@@ -239,7 +249,7 @@ def _rehearse(
 def _call_forms(
     recorder: KernelRecorder, loss: Loss, flags: tuple[int, ...], tensors: tuple[Placeholder, ...], fast: bool
 ) -> None:
-    """Kernels for a weight, a mask, numbers and dimensions, for contiguous operands of one dtype."""
+    """Records kernels for a weight, a mask, numbers and dimensions, for contiguous operands of one dtype."""
     dtype = tensors[0].dtype
     every = tuple(x.dtype in checks.FLOATING for x in tensors)
     row, full = placeholder(dtype, (COLUMNS,)), placeholder("bool", (ROWS, COLUMNS))
@@ -267,7 +277,7 @@ def _call_forms(
 
 
 def architectures(loss: Loss) -> tuple[str, ...]:
-    """The architectures for which the broad subset has kernels of a loss."""
+    """Returns the architectures for which the broad subset has kernels of a loss."""
     if loss in representatives():
         return FAST
     others = [x for x in FAST if x != BROADEST]
@@ -275,8 +285,9 @@ def architectures(loss: Loss) -> tuple[str, ...]:
 
 
 def training(loss: Loss) -> list[PointwiseKernel]:
-    """Forward with all gradients of contiguous operands: float32 and bfloat16 in turn, and each setting of the flags in
-    turn.
+    """Returns forward kernels with all gradients of contiguous operands, for each setting of the flags.
+
+    Their dtypes are float32 and bfloat16 in turn; a single setting has both.
     """
     plain = {
         (x.flags, x.storage[0]): x
@@ -291,8 +302,9 @@ def training(loss: Loss) -> list[PointwiseKernel]:
 
 
 def structure(variant: PointwiseKernel) -> Iterator[Hashable]:
-    """Properties of a kernel that do not depend on its formula. Products of second derivatives, which take the longest
-    to compile, have each layout and no more.
+    """Traits of a kernel that do not depend on its formula.
+
+    Products of second derivatives, which take the longest to compile, only cover each layout.
     """
     how = variant.kind, variant.layout, variant.columns
     yield how
@@ -306,7 +318,7 @@ def structure(variant: PointwiseKernel) -> Iterator[Hashable]:
 
 
 def kernel_or_layout(variant: PointwiseKernel) -> Iterator[Hashable]:
-    """The fewest fields that tell kernels, layouts and dtypes apart."""
+    """Traits: the fewest fields that distinguish kernels, layouts and dtypes."""
     yield variant.kind
     yield variant.layout
     yield variant.storage[0]

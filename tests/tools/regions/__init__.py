@@ -1,1 +1,1 @@
-"""The tools that know losses of regions."""
+"""Tools for losses of regions."""

@@ -1,4 +1,4 @@
-"""The accuracy of region losses: each sample and class is a result of its own."""
+"""Accuracy of region losses: each sample and class is a result of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLASSES, VOXELS = 3, 64
 
 @dataclass(frozen=True)
 class RegionSweep(SampleSweep):
-    """Samples of a few voxels."""
+    """Sweep over samples of a few voxels."""
 
     Definition: ClassVar = RegionLoss
     Check: ClassVar = RegionCheck

@@ -1,4 +1,4 @@
-"""Region losses of other libraries: their settings as options of :func:`region_loss`, and numbers that they give.
+"""Region losses of other libraries: their settings as options of :func:`region_loss`, and numbers that they return.
 
 The numbers are those of one example, ``LOGITS`` with ``LABELS`` or ``IGNORED``, in float64. They were computed from the
 published formulas and agree with the libraries, which ``tests/test_migrating.py`` runs where they are installed.
@@ -74,7 +74,7 @@ PRESETS: Mapping[tuple[str, str | None], Mapping[str, Any]] = {
 
 
 class Row(NamedTuple):
-    """One call: a function with a preset and options, the value without and with an ignored voxel, and two gradients.
+    """One call: function, preset and options, the value without and with an ignored voxel, and two gradients.
 
     ``slopes`` are the derivatives with respect to ``LOGITS[0, 1, 0, 0]`` and ``LOGITS[1, 2, 0, 1]``.
     """
@@ -151,6 +151,6 @@ def masks() -> tuple[Tensor, Tensor]:
 KERAS_DICE = 0.616438361419
 KERAS_DICE_OF_SAMPLES = (0.500000012500, 0.757575764922)
 KERAS_TVERSKY = 0.630606869905
-#: Keras 3.15.1 has alpha and beta the other way round.
+#: Keras 3.15.1 swaps alpha and beta.
 KERAS_TVERSKY_SWAPPED = 0.601139612503
 MASKFORMER = (0.4, 0.581395348837)

@@ -25,7 +25,7 @@ def agrees_with_truth(name: str, layout: str, *dtypes: str, reduction: str = "me
 
 
 def leaves_voxels_out() -> None:
-    """An ignored label, which may be a class, and a mask leave voxels out, whatever they hold."""
+    """Voxels with an ignored label, which may be a class, and masked voxels are left out, whatever they hold."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 3, 40, generator=generator, dtype=torch.float64)
     y = torch.arange(40)[None] % 3
@@ -47,7 +47,7 @@ def leaves_absent_classes_out() -> None:
 
 
 def keeps_the_digits_of_confident_voxels() -> None:
-    """Nearly perfect float32 logits cost what they cost in float64."""
+    """Nearly perfect logits have the same loss in float32 as in float64."""
     x = torch.tensor([0.0, 20.0]).reshape(1, 2, 1).repeat(1, 1, 96)
     y = torch.ones(1, 96, dtype=torch.int64)
     found, exact = (float(functional.dice_loss(z, y, out_dtype="float64")) for z in (x, x.double()))
@@ -55,7 +55,7 @@ def keeps_the_digits_of_confident_voxels() -> None:
 
 
 def moves_vectors_by_warps() -> None:
-    """Classes that lie side by side, whose vectors pass through shared memory, give the bits of classes apart."""
+    """Adjacent classes, whose vectors pass through shared memory, have bit-equal results to classes stored apart."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(1, 5, 40, 60, generator=generator), torch.randint(5, (1, 40, 60), generator=generator)
     found = []
@@ -68,7 +68,7 @@ def moves_vectors_by_warps() -> None:
 
 
 def second_agrees_with_differences() -> None:
-    """A product of the second derivatives is what differences of gradients tend to."""
+    """A product with the second derivatives agrees with central differences of gradients."""
     generator = torch.Generator().manual_seed(0)
     x, v = (torch.randn(2, 3, 701, generator=generator, dtype=torch.float64) for _ in range(2))
     y = torch.arange(1402).reshape(2, 701) % 3

@@ -15,7 +15,7 @@ from tools.transforms import Subject, Transform
 
 
 class RegionSubject(Subject):
-    """The loss as a function of its logits alone. Their last dimension has the classes, that before it the voxels."""
+    """The loss as a function of its logits alone, with classes in the last dimension and voxels in the one before."""
 
     Definition: ClassVar = RegionLoss
 
@@ -25,7 +25,7 @@ class RegionSubject(Subject):
 
     @classmethod
     def suits(cls, transform: Transform, loss: RegionLoss) -> bool:
-        """True if a transform can be tried: those that need a GPU only with element-wise losses."""
+        """True if a transform can be tried; those that need a GPU are tried with element-wise losses only."""
         return not transform.gpu and transform.name not in OF_POINTWISE
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
@@ -34,13 +34,13 @@ class RegionSubject(Subject):
         return [x.to(self.device, getattr(torch, dtype))]
 
     def _call(self, x: Tensor, reduction: str = "mean") -> Tensor:
-        # A single row is one voxel, which has a loss for each class: compared is their mean.
+        # A single row is one voxel, which has a loss for each class: the comparison uses their mean.
         one = self.regions.has_voxels or x.dim() < 2
         options: dict[str, Any] = {} if one else {"reduction": reduction}
         return getattr(functional, self.regions.name)(*self._whole(x), class_dim=-1, **options)
 
     def truth(self, *operands: Tensor) -> Tensor:
-        """The mean as operators of torch."""
+        """Returns the mean, by torch's operators."""
         (x,) = operands
         whole, labels = self._whole(x)
         expression = twin(self.regions, self.regions.values(), "mean", whole.dim() - 1, None)
@@ -48,7 +48,7 @@ class RegionSubject(Subject):
         return expression(whole, labels)
 
     def _whole(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits with a dimension of samples, and labels, shared by all samples of a batch."""
+        """Returns the logits with a dimension of samples, and labels that all samples of a batch share."""
         whole = x[None] if x.dim() < 3 else x
         shape = whole.shape[:-1]
         count = 1

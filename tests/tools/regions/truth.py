@@ -1,8 +1,8 @@
 """Losses of region overlap in float64, written from their formulas and independent of the library.
 
 :func:`region_loss` has every option of ``tversky_loss``, with its names and defaults. It stores one-hot targets,
-probabilities and all sums as whole tensors, and torch differentiates it. :func:`combined_loss` adds the voxels' own
-loss. Neither knows presets: ``libraries.py`` spells them out.
+probabilities and all sums as whole tensors, and torch differentiates it. :func:`cross_entropy` and :func:`focal` are
+the voxels' own losses. None of them knows presets: ``libraries.py`` spells them out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as T
 
 
 class Cells(NamedTuple):
-    """Logits or probabilities (N, C, V) with targets of that shape, and which voxels (N, 1, V) count."""
+    """Logits or probabilities (N, C, V), targets of that shape, and a mask (N, 1, V) of the voxels that count."""
 
     values: Tensor
     targets: Tensor
@@ -24,7 +24,7 @@ class Cells(NamedTuple):
 
 
 def cells(input: Tensor, target: Tensor, class_dim: int, ignore_index: int, mask: Tensor | None) -> Cells:
-    """The operands with the classes in dimension 1, voxels in one dimension, and labels as one-hot targets."""
+    """Returns operands with the classes in dimension 1, voxels in one dimension, and labels as one-hot targets."""
     values = input.double().movedim(class_dim, 1)
     samples, classes, *voxels = values.shape
     counted = torch.ones((samples, 1, *voxels), dtype=torch.bool, device=values.device)
@@ -37,14 +37,14 @@ def cells(input: Tensor, target: Tensor, class_dim: int, ignore_index: int, mask
         dense = labels.double() if classes == 1 else torch.zeros_like(values).scatter(1, labels, 1.0)
     if mask is not None:
         counted = counted & mask.bool().reshape(samples, 1, *voxels)
-    # Voxels that do not count are not read: not even NaN times 0.
+    # Voxels that do not count are replaced, because NaN times 0 is NaN.
     values = torch.where(counted, values, 0.0)
     dense = torch.where(counted, dense, 0.0)
     return Cells(values.flatten(2), dense.flatten(2), counted.flatten(2))
 
 
 def probabilities(values: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """Probabilities, and 1 minus them without cancellation."""
+    """Returns probabilities, and 1 minus them without cancellation."""
     if activation == "softmax":
         p = values.softmax(1)
         others = 1 - torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
@@ -55,7 +55,7 @@ def probabilities(values: Tensor, activation: str) -> tuple[Tensor, Tensor]:
 
 
 def overlaps(p: Tensor, rest: Tensor, t: Tensor, overlap: str) -> tuple[Tensor, Tensor, Tensor]:
-    """True positives, false positives and false negatives of every voxel."""
+    """Returns true positives, false positives and false negatives of every voxel."""
     missing = torch.where(t > 0.5, rest - (1 - t), t - p)  # t - p, without cancellation where t is 1
     zero = torch.zeros_like(p)
     if overlap == "min":
@@ -73,7 +73,7 @@ def inverse_sizes(size: Tensor, weighting: str) -> Tensor:
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
-    """``x ** exponent``, whose derivative at 0 is 0 unless the exponent is 1."""
+    """Returns ``x ** exponent``, whose derivative at 0 is 0 unless the exponent is 1."""
     if exponent == 1:
         return x
     return torch.where(x == 0, 0.0, torch.where(x == 0, 1.0, x) ** exponent)
@@ -87,7 +87,7 @@ def scores(
     smooth_dr: float,
     floor: float,
 ) -> tuple[Tensor, Tensor]:
-    """S and 1 - S of groups, the latter without cancellation."""
+    """Returns S and 1 - S of groups, the latter without cancellation."""
     hits, extra, missed = sums
     denominator = hits + alpha * extra + beta * missed + smooth_dr
     free = denominator >= floor
@@ -133,7 +133,7 @@ def region_loss(
     reduction: str = "mean",
     normalizer: float | None = None,
 ) -> Tensor:
-    """The loss of the groups (samples, classes), with size 1 where they are pooled, or its mean or sum."""
+    """Returns the loss of the groups (samples, classes), with size 1 where they are pooled, or its mean or sum."""
     values, t, counted = cells(input, target, class_dim, ignore_index, mask)
     p, rest = probabilities(values, activation)
     parts = [torch.where(counted, x, 0.0).sum(2) for x in overlaps(p, rest, t, overlap)]
@@ -198,7 +198,7 @@ def cross_entropy(
     class_dim: int = 1,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Mean cross entropy of the voxels that count, divided by the weights of their labels."""
+    """Returns the mean cross entropy of the voxels that count, divided by the weights of their labels."""
     values, t, counted = cells(input, target, class_dim, ignore_index, mask)
     classes = values.shape[1]
     w = torch.ones(classes) if weight is None else torch.as_tensor(weight)
@@ -220,7 +220,7 @@ def focal(
     class_dim: int = 1,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Mean focal loss: of all logits that count by their own sigmoid, or of voxels by the softmax."""
+    """Returns the mean focal loss: of all logits that count by their own sigmoid, or of voxels by the softmax."""
     values, t, counted = cells(input, target, class_dim, ignore_index, mask)
     if over == "softmax":
         _, rest = probabilities(values, "softmax")

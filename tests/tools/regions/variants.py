@@ -1,4 +1,4 @@
-"""The kernels of region losses, found by rehearsing their calls (`cupylosses.engines.record`)."""
+"""Kernels of region losses, recorded from their calls (`cupylosses.engines.record`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cupylosses.engines.regions.definition import RegionLoss
 from cupylosses.jit.gpu import Chip
 from tools.covered_variants import CoveredVariants, Subsets
 
-#: Shapes: classes in registers, few and as many as there can be of float32 and float64, and more than that.
+#: Shapes with classes in registers, few and as many as possible for float32 and float64, and with more classes.
 SHAPES: Sequence[tuple[int, ...]] = ((2, 4, 64, 64), (2, 40, 8, 8), (2, 19, 64, 64), (2, 2, 64, 64), (2, 8, 8, 8))
 _FEW = 2
-#: Dtypes of targets, the last one a value per class.
+#: Dtypes of targets; with the last one, a target has a value per class.
 TARGETS = ("int64", "uint8", "float32")
 
-#: Options with kernels of their own, beside the cases of a definition.
+#: Options with kernels of their own, besides the cases of a definition.
 OPTIONS: Sequence[Mapping[str, Any]] = (
     {"overlap": "squared"},
     {"overlap": "min"},
@@ -31,10 +31,10 @@ OPTIONS: Sequence[Mapping[str, Any]] = (
 
 
 class RegionVariants(CoveredVariants):
-    """Each entry point, layout, dtype and setting."""
+    """Kernels for each entry point, layout, dtype and setting."""
 
     Definition: ClassVar = RegionLoss
-    # Sums of many classes while lanes exchange them, once per chunk; or beside functions of every logit.
+    # Sums of many classes spill while lanes exchange them, once per chunk, or next to functions of every logit.
     spills: ClassVar = 168
 
     def kernels(self, fast: bool = False) -> list[Any]:
@@ -70,7 +70,7 @@ class RegionVariants(CoveredVariants):
         self._second(recorder, call)
 
     def _second(self, recorder: KernelRecorder, call: Call) -> None:
-        """The products of second derivatives with a tangent of the input."""
+        """Records the products of second derivatives with a tangent of the input."""
         call = call._replace(static=call.static._replace(out_dtype="float64", check="off"))
         moved = call.loss.engine.jvp(call, tuple([i == 0 for i in range(len(call.arrays))]), call.arrays[:1])
         recorder.second(moved, tuple([i == 0 for i in range(len(moved.arrays))]))
@@ -81,7 +81,7 @@ class RegionVariants(CoveredVariants):
 
     @staticmethod
     def wide_accesses(variant: RegionKernel) -> tuple[int, int]:
-        """Vectors of 16 bytes of each class, of kernels that have them."""
+        """Returns the 16-byte loads and stores of each class, for kernels that have them."""
         wide = variant.wide and variant.held and variant.vec_size * interop.ITEMSIZE[variant.input] >= 16
         if not wide or variant.kind in ("groups", "hvp_groups"):
             return 0, 0
@@ -103,19 +103,19 @@ class RegionVariants(CoveredVariants):
 
 
 def entry_point(variant: RegionKernel) -> Iterator[Hashable]:
-    """The kernel in its layout, and what it reads."""
+    """Traits: the kernel in its layout, and what it reads."""
     yield variant.kind, bool(variant.held), variant.lanes > 1
     yield variant.static.kind, variant.static.voxel
 
 
 def layout(variant: RegionKernel) -> Iterator[Hashable]:
-    """Each of these with each other."""
+    """Traits: combinations of those of ``entry_point``."""
     yield variant.kind, bool(variant.held), variant.lanes > 1, variant.static.kind
     yield variant.kind, variant.static.voxel
 
 
 def structure(variant: RegionKernel) -> Iterator[Hashable]:
-    """Besides, what a call has, and the settings."""
+    """Traits: those of ``layout``, the arrays of a call, and the settings."""
     yield from layout(variant)
     yield variant.loss, variant.static.voxel
     s = variant.static
@@ -126,6 +126,6 @@ def structure(variant: RegionKernel) -> Iterator[Hashable]:
 
 
 def dtypes(variant: RegionKernel) -> Iterator[Hashable]:
-    """Besides, the dtypes."""
+    """Traits: those of ``structure``, and the dtypes."""
     yield from structure(variant)
     yield variant.kind, variant.storage, variant.held

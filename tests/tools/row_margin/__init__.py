@@ -1,1 +1,1 @@
-"""The tools that know losses of rows of scores."""
+"""Tools for losses of rows of scores."""

@@ -1,4 +1,4 @@
-"""The accuracy of losses of rows of scores: every row is a result of its own."""
+"""Accuracy of losses of rows of scores: every row is a result of its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cupylosses.engines.row_margin.definition import MarginLoss
 from cupylosses.testing.row_margin.check import PLACES, MarginCheck
 from tools.samples import SampleSweep
 
-#: Classes of a row: more than one, and no multiple of a vector.
+#: Classes of a row: more than one, and not a multiple of a vector.
 CLASSES = 5
 
 
 @dataclass(frozen=True)
 class MarginSweep(SampleSweep):
-    """Rows of scores."""
+    """Sweep over rows of scores."""
 
     Definition: ClassVar = MarginLoss
     Check: ClassVar = MarginCheck

@@ -10,8 +10,9 @@ from cupylosses.testing.tolerance import compare, require
 
 
 def agrees_with_formula(name: str, rows: int, classes: int, labels: int = 4) -> None:
-    """Values and gradients of rows match the truth. Halves, so that pairs lie on the boundary, and the first label is
-    listed twice.
+    """Values and gradients of rows match the truth.
+
+    Scores are multiples of 1/2, so that pairs lie on the boundary, and the first label is listed twice.
     """
     function = getattr(functional, name)
     generator = torch.Generator().manual_seed(0)
@@ -33,7 +34,7 @@ def agrees_with_formula(name: str, rows: int, classes: int, labels: int = 4) -> 
 
 
 def second_agrees_with_differences() -> None:
-    """A product of the second derivatives is what differences of gradients tend to."""
+    """A product with the second derivatives agrees with central differences of gradients."""
     generator = torch.Generator().manual_seed(0)
     scores, tangent = (torch.randn(5, 43, generator=generator, dtype=torch.float64) for _ in range(2))
     target = torch.arange(5)

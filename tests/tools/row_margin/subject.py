@@ -24,7 +24,7 @@ class MarginSubject(Subject):
 
     @classmethod
     def suits(cls, transform: Transform, loss: MarginLoss) -> bool:
-        """True if a transform can be tried: those that need a GPU only with element-wise losses."""
+        """True if a transform can be tried; those that need a GPU are tried with element-wise losses only."""
         return not transform.gpu and transform.name not in (*OF_POINTWISE, *OF_CURVED)
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
@@ -37,7 +37,7 @@ class MarginSubject(Subject):
         return function(x, self._labels(x), reduction=reduction, class_dim=-1)
 
     def truth(self, x: Tensor) -> Tensor:
-        """The mean, by operations that torch differentiates twice; its own functions it does not."""
+        """Returns the mean by operations that torch differentiates twice, unlike its own functions."""
         labels = self._labels(x)
         labels = labels if self.rows.several else labels[..., None]
         own = x.gather(-1, labels.expand(*x.shape[:-1], labels.shape[-1]))
@@ -46,7 +46,7 @@ class MarginSubject(Subject):
         return (excess.relu() * other[..., None, :]).sum((-2, -1)).mean() / x.shape[-1]
 
     def _labels(self, x: Tensor) -> Tensor:
-        """The labels, shared by all samples of a batch: one for each row, or lists of two."""
+        """Returns labels, which all samples of a batch share: one for each row, or lists of two."""
         count = x[..., 0].numel()
         labels = (torch.arange(count, device=x.device) * 7 % x.shape[-1]).reshape(x.shape[:-1])
         return torch.stack([labels, (labels + 1) % x.shape[-1]], -1) if self.rows.several else labels

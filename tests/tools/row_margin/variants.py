@@ -1,4 +1,4 @@
-"""The kernels of losses of rows of scores, found by rehearsing their calls (`cupylosses.engines.record`)."""
+"""Kernels of losses of rows of scores, recorded from their calls (`cupylosses.engines.record`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit.gpu import Chip
 from tools.covered_variants import CoveredVariants, Subsets
 
-#: Scores, places for labels in lists, and the class dimension: rows that a warp takes, that a block takes, that a lane
-#: takes, and of classes that lie apart; of several dimensions; and long lists.
+#: Shape of the scores, places for labels in lists, and the class dimension: rows that a warp, a block or a lane
+#: processes; classes that are stored apart; several dimensions; and long lists.
 SHAPES: Sequence[tuple[tuple[int, ...], int, int]] = (
     ((4096, 1000), 5, 1),
     ((4096, 8192), 8192, 1),
@@ -27,12 +27,12 @@ SHAPES: Sequence[tuple[tuple[int, ...], int, int]] = (
     ((4096, 250), 250, 1),
 )
 _FEW = 5
-#: Strides of the scores of 4096 rows of 1000 classes: a gap behind each row, and behind each class.
+#: Strides of the scores of 4096 rows of 1000 classes: a gap after each row, and after each class.
 STRIDES: Sequence[tuple[int, int]] = ((1001, 1), (2000, 2))
 
 
 class MarginVariants(CoveredVariants):
-    """Each entry point, layout, dtype, class weights and mask."""
+    """Kernels for each entry point, layout, dtype, class weights and mask."""
 
     Definition: ClassVar = MarginLoss
 
@@ -45,7 +45,7 @@ class MarginVariants(CoveredVariants):
         for dtype, strides in product(() if fast else dtypes, STRIDES):
             for options in ({"reduction": "mean"}, {"reduction": "none"}):
                 self._call(recorder, dtype, (4096, 1000), 5, {**options, "class_dim": 1}, strides)
-        # Masks of lists are counted by kernels of the pointwise engine.
+        # Kernels of the pointwise engine count the masks of lists.
         return [x for x in recorder.kernels if isinstance(x, MarginKernel)]
 
     def _options(self, shape: Sequence[int], dtype: str, dim: int) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ class MarginVariants(CoveredVariants):
             self._second(recorder, call)
 
     def _second(self, recorder: KernelRecorder, call: Call) -> None:
-        """The products of second derivatives with a tangent; those of linear hinges have no kernel."""
+        """Records the products of second derivatives with a tangent; those of linear hinges have no kernel."""
         call = call._replace(static=call.static._replace(out_dtype="float64", check="off"))
         moved = call.loss.engine.jvp(call, call.loss.engine.floating(call), call.arrays[:1])
         recorder.second(moved, tuple([i == 0 for i in range(len(moved.arrays))]))
@@ -87,7 +87,7 @@ class MarginVariants(CoveredVariants):
 
     @staticmethod
     def wide_accesses(variant: MarginKernel) -> tuple[int, int]:
-        """Those of a kernel of whole vectors: one load, and one store if it writes gradients."""
+        """Returns the wide loads and stores: one vector load, and one vector store if the kernel writes gradients."""
         wide = variant.vec_size * ITEMSIZE[variant.input] >= 16 and variant.kind != "denominator"
         return int(wide and variant.scores != "gathered"), int(wide and "gradient" in variant.kind)
 
@@ -105,20 +105,20 @@ class MarginVariants(CoveredVariants):
 
 
 def entry_point(variant: MarginKernel) -> Iterator[Hashable]:
-    """The kernel, its layout, and one label or a list."""
+    """Traits: the kernel, and its layout for one label or a list."""
     yield variant.kind
     yield variant.loss.several, variant.layout
 
 
 def layout(variant: MarginKernel) -> Iterator[Hashable]:
-    """The kernel and its layout, for one label and for lists."""
+    """Traits: kernel, layout and access to scores, each for one label and for lists."""
     yield variant.loss.several, variant.kind
     yield variant.loss.several, variant.layout
     yield variant.loss.several, variant.scores
 
 
 def structure(variant: MarginKernel) -> Iterator[Hashable]:
-    """Besides, what a call has, and the formula."""
+    """Traits: those of ``layout``, the formula, and the other properties of a call."""
     yield from layout(variant)
     yield from formula(variant)
     yield bool(variant.weight), variant.mask
@@ -126,11 +126,11 @@ def structure(variant: MarginKernel) -> Iterator[Hashable]:
 
 
 def formula(variant: MarginKernel) -> Iterator[Hashable]:
-    """The formula."""
+    """Traits: the formula."""
     yield variant.loss, variant.flags
 
 
 def dtypes(variant: MarginKernel) -> Iterator[Hashable]:
-    """Besides, the dtypes."""
+    """Traits: those of ``structure``, and the dtypes."""
     yield from structure(variant)
     yield variant.kind, variant.storage, variant.result

@@ -1,1 +1,1 @@
-"""The tools that know losses of row statistics."""
+"""Tools for losses of row statistics."""

@@ -1,4 +1,4 @@
-"""The accuracy of losses of row statistics: every row of a few features is a result of its own."""
+"""Accuracy of losses of row statistics: every row of a few features is a result of its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cupylosses.engines.row_statistics.definition import StatisticsLoss
 from cupylosses.testing.row_statistics.check import StatisticsCheck
 from tools.samples import SampleSweep
 
-#: Features of a row: more than one, and no multiple of a vector.
+#: Features of a row: more than one, and not a multiple of a vector.
 FEATURES = 5
 
 
 @dataclass(frozen=True)
 class StatisticsSweep(SampleSweep):
-    """Rows of vectors."""
+    """Sweep over rows of vectors."""
 
     Definition: ClassVar = StatisticsLoss
     Check: ClassVar = StatisticsCheck

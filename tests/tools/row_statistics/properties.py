@@ -14,7 +14,7 @@ from cupylosses.testing import host
 
 
 def agrees_with_formula(name: str, rows: int, features: int, **options: Any) -> None:
-    """Values and gradients of rows match the reference formula. Integers, so that many components are equal."""
+    """Values and gradients of rows match the reference formula; vectors of integers have many equal components."""
     function = getattr(functional, name)
     generator = torch.Generator().manual_seed(0)
     vectors = [
@@ -30,13 +30,13 @@ def agrees_with_formula(name: str, rows: int, features: int, **options: Any) -> 
 
 
 def agrees_in_registers(name: str, rows: int, features: int) -> None:
-    """So do those of rows that lanes take in registers."""
+    """As :func:`agrees_with_formula`, for rows that lanes hold in registers."""
     with patch.object(layout, "REGISTER_ROWS", 1):
         agrees_with_formula(name, rows, features)
 
 
 def agrees_where_parts_have_blocks(name: str, rows: int, features: int) -> None:
-    """So do the mean and its gradients where each part of a row has a block, of which few run at once."""
+    """The mean and its gradients match the formula if each part of a row has a block, of which few run at once."""
     function = getattr(functional, name)
     generator = torch.Generator().manual_seed(0)
     vectors = [

@@ -25,7 +25,7 @@ class StatisticsSubject(Subject):
 
     @classmethod
     def suits(cls, transform: Transform, loss: StatisticsLoss) -> bool:
-        """True if a transform can be tried: those that need a GPU only with element-wise losses."""
+        """True if a transform can be tried; those that need a GPU are tried with element-wise losses only."""
         return not transform.gpu and transform.name not in OF_POINTWISE
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
@@ -39,12 +39,12 @@ class StatisticsSubject(Subject):
         return getattr(functional, self.rows.name)(**operands, reduction=reduction)
 
     def truth(self, *operands: Tensor) -> Tensor:
-        """The mean of the formula."""
+        """Returns the mean by the formula."""
         labels = self._labels(operands[0])
         return self.rows.reference(xp, *operands, *labels, **self.rows.values()).mean()
 
     def _labels(self, x: Tensor) -> list[Tensor]:
-        """The labels, shared by all samples of a batch: of similar pairs, whose loss is smooth."""
+        """Returns labels, which all samples of a batch share: those of similar pairs, whose loss is smooth."""
         ones = torch.ones(x.shape[:-1], device=x.device, dtype=torch.int64)
         return [ones] * len(self.rows.row_operands)
 

@@ -1,4 +1,4 @@
-"""The kernels of losses of row statistics, found by rehearsing their calls (`cupylosses.engines.record`)."""
+"""Kernels of losses of row statistics, recorded from their calls (`cupylosses.engines.record`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cupylosses.engines.row_statistics.layout import REGISTER_ROWS
 from cupylosses.jit.gpu import Chip
 from tools.covered_variants import CoveredVariants, Subsets
 
-#: Shapes of vectors: rows that a few lanes take, that a block takes, that a cluster takes, and whose parts have blocks;
-#: a last operand that is broadcast; rows in registers; and without whole vectors.
+#: Shapes of vectors: rows that a few lanes, a block or a cluster process, and rows whose parts have blocks; a last
+#: operand that is broadcast; rows in registers; and rows without whole vectors.
 ROWS = 4096
 SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = (
     ((ROWS, 256), (ROWS, 256)),
@@ -33,7 +33,7 @@ _FEW = 6
 
 
 class StatisticsVariants(CoveredVariants):
-    """Each entry point, layout, dtype, weight and mask."""
+    """Kernels for each entry point, layout, dtype, weight and mask."""
 
     Definition: ClassVar = StatisticsLoss
 
@@ -43,7 +43,7 @@ class StatisticsVariants(CoveredVariants):
         for dtype, (first, last) in product(dtypes, SHAPES[: _FEW if fast else None]):
             for reduction, options in product(("mean", "none"), self._options(first, dtype, fast)):
                 self._call(recorder, dtype, first, last, {**options, "reduction": reduction})
-        # Divisors are found by kernels of the pointwise engine.
+        # Kernels of the pointwise engine compute the divisors.
         return [x for x in recorder.kernels if isinstance(x, RowKernel | SumKernel)]
 
     def _options(self, shape: Sequence[int], dtype: str, fast: bool) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ class StatisticsVariants(CoveredVariants):
             self._second(recorder, call, floating)
 
     def _second(self, recorder: KernelRecorder, call: Call, floating: Wanted) -> None:
-        """The kernels of second derivatives by the first operand, and by all."""
+        """Records the kernels of second derivatives by the first operand, and by all."""
         first = tuple([w and i == 0 for i, w in enumerate(floating)])
         call = call._replace(static=call.static._replace(out_dtype="float64"))
         for moving in (first, floating):
@@ -86,7 +86,7 @@ class StatisticsVariants(CoveredVariants):
 
     @staticmethod
     def wide_accesses(variant: RowKernel | SumKernel) -> tuple[int, int]:
-        """Those of a kernel of whole vectors: one load per operand, and one store per gradient."""
+        """Returns the wide loads and stores of whole vectors: one load per operand, and one store per gradient."""
         if isinstance(variant, SumKernel) or not variant.all_wide:
             return 0, 0
         features = [x.name not in variant.loss.row_operands for x in variant.loss.operands]
@@ -110,7 +110,7 @@ class StatisticsVariants(CoveredVariants):
 
 
 def layout(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
-    """The kernel and its layout."""
+    """Traits: the kernel and its layout."""
     if isinstance(variant, SumKernel):
         yield variant.kind, bool(variant.has_tangent)
         yield variant.columns
@@ -120,7 +120,7 @@ def layout(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
 
 
 def structure(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
-    """Besides, what a call has, and the formula."""
+    """Traits: those of ``layout``, the formula, and the other properties of a call."""
     yield from layout(variant)
     yield from formula(variant)
     yield variant.kind, getattr(variant, "layout", "")
@@ -128,11 +128,11 @@ def structure(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
 
 
 def formula(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
-    """The formula."""
+    """Traits: the formula."""
     yield variant.loss, variant.flags
 
 
 def dtypes(variant: RowKernel | SumKernel) -> Iterator[Hashable]:
-    """Besides, the dtypes."""
+    """Traits: those of ``structure``, and the dtypes."""
     yield from structure(variant)
     yield variant.kind, variant.storage, variant.result

@@ -1,1 +1,1 @@
-"""The tools that know the losses of sequences."""
+"""Tools for losses of sequences."""

@@ -1,4 +1,4 @@
-"""The accuracy of losses of sequences: every sample of a few frames is a result of its own."""
+"""Accuracy of losses of sequences: every sample of a few frames is a result of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAMES, CLASSES = 13, 5
 
 @dataclass(frozen=True)
 class SequenceSweep(SampleSweep):
-    """Samples of a few frames."""
+    """Sweep over samples of a few frames."""
 
     Definition: ClassVar = SequenceLoss
     Check: ClassVar = SequenceCheck

@@ -36,7 +36,7 @@ def agrees_with_truth(frames: int, labels: int, classes: int = 5, scale: float =
         loss, occ = in_float64(rows.numpy(), targets[n, :length].tolist())
         right.append(rows.exp() - torch.from_numpy(occ) if logits else -torch.from_numpy(occ))
         assert abs(float(found[n].detach()) - loss) <= 1e-5 + 1e-6 * abs(loss)
-    (slope,) = torch.autograd.grad(found.sum(), x)  # A wrong value needs no kernel of the gradient.
+    (slope,) = torch.autograd.grad(found.sum(), x)  # after the values, so that a wrong one needs no gradient kernel
     for n, expected in enumerate(right):
         assert float((slope[: len(expected), n].double() - expected).abs().max()) <= 2e-6
 
@@ -48,7 +48,7 @@ def agrees_with_truth_in_parts(frames: int, labels: int, classes: int, scale: fl
 
 
 def aligns_as_truth(frames: int, labels: int) -> None:
-    """Alignments are those of float64, where many have the same sum."""
+    """Alignments match those of float64, although many have the same sum."""
     x, targets, ends, lengths = _samples(frames, labels, True)
     found = functional.ctc_forced_alignment(x, targets, ends, lengths)
     for n, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):

@@ -13,12 +13,12 @@ from tools.sequence.truth import by_matrices
 from tools.softmax.subject import OF_POINTWISE
 from tools.transforms import Subject, Transform
 
-#: The target, which any number of frames has an alignment for.
+#: Target that any number of frames can be aligned with.
 TARGET = [1]
 
 
 class SequenceSubject(Subject):
-    """The loss of one sample; a vector is its only frame."""
+    """The loss of one sample; a vector counts as its only frame."""
 
     Definition: ClassVar = SequenceLoss
 
@@ -28,7 +28,7 @@ class SequenceSubject(Subject):
 
     @classmethod
     def suits(cls, transform: Transform, loss: SequenceLoss) -> bool:
-        """True if a transform can be tried: those that need a GPU only with element-wise losses."""
+        """True if a transform can be tried; those that need a GPU are tried with element-wise losses only."""
         return not transform.gpu and transform.name not in OF_POINTWISE
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
@@ -41,7 +41,7 @@ class SequenceSubject(Subject):
         return getattr(functional, self.sequences.name)(x, target, None, None, reduction=reduction)
 
     def truth(self, *operands: Tensor) -> Tensor:
-        """The loss by products of matrices."""
+        """Returns the loss by matrix products."""
         (x,) = operands
         x = x if x.dim() > 1 else x[None]
         return by_matrices(x.log_softmax(-1) if self.sequences.logits else x, TARGET)

@@ -2,12 +2,12 @@
 
 `by_paths`      every path, in fractions: exact, for a few frames
 `in_digits`     the recursion forwards and backwards, on mpmath numbers of 50 digits
-`of_uniform`    closed form where all classes are as likely: exact, for any size
+`of_uniform`    closed form for equally likely classes: exact, for any size
 `in_float64`    the recursion on logarithms, along arrays of states, with the conventions for -inf and NaN
-`by_matrices`   products of vectors and matrices of torch's, which autograd differentiates any number of times
+`by_matrices`   products of torch's vectors and matrices, which autograd differentiates any number of times
 `best_path`     the most probable path, in float64, with ties broken as documented
 
-A row has the numbers of one frame, a number per class: factors y for the exact truths, their logarithms for those in
+A row has the numbers of one frame, one per class: factors y for the exact truths, their logarithms for those in
 floating point. `occ[t][c]` is the probability that frame t emits class c, given the target.
 """
 
@@ -34,14 +34,14 @@ DIGITS = 50
 
 
 class Exact(NamedTuple):
-    """The sum of the products of all paths, and occ; None where no path has a product above 0."""
+    """Sum of the products of all paths, and occ; occ is None where no path has a product above 0."""
 
     p: Fraction
     occ: list[list[Fraction]] | None
 
 
 def collapsed(path: Sequence[int], blank: int) -> tuple[int, ...]:
-    """The labels that a path spells: repeats are one, blanks none."""
+    """Returns the labels that a path spells: repeats merged, blanks removed."""
     return tuple([c for t, c in enumerate(path) if c != blank and (t == 0 or c != path[t - 1])])
 
 
@@ -63,32 +63,32 @@ def by_paths(rows: Sequence[Sequence[Fraction]], target: Sequence[int], blank: i
 
 
 def states_of(target: Sequence[int], blank: int) -> list[int]:
-    """The classes of the states: blanks around and between the labels."""
+    """Returns the classes of the states: blanks around and between the labels."""
     return [blank, *[x for label in target for x in (label, blank)]]
 
 
 def predecessors(states: Sequence[int], s: int, blank: int) -> list[int]:
-    """The states from which a path may come to state ``s``: itself, the one before, and the label before that."""
+    """Returns the states from which a path may reach state ``s``: itself, the one before, and the label before that."""
     found = [s] + [s - 1] * (s > 0)
     return found + [s - 2] * (s > 1 and states[s] not in (blank, states[s - 2]))
 
 
 class Recursion(NamedTuple):
-    """The loss, and occ in lists of rows; None for impossible targets."""
+    """Loss, and occ as a list of rows; occ is None for impossible targets."""
 
     loss: Any
     occ: list[list[Any]] | None
 
 
 def in_digits(log_rows: Sequence[Sequence[float]], target: Sequence[int], blank: int = 0) -> Recursion:
-    """The sum over paths by the recursion from both ends; -inf has factor 0. Loss and occ keep the digits."""
+    """Returns loss and occ by the recursion from both ends, in all digits; -inf has factor 0."""
     with mp.workdps(DIGITS):
         rows = [[mp.exp(mpf(x)) for x in row] for row in log_rows]
         return _recursion(rows, target, blank, mpf(0), mpf(1), lambda p: -mp.log(p) if p else inf)
 
 
 def in_fractions(rows: Sequence[Sequence[Fraction]], target: Sequence[int], blank: int = 0) -> Exact:
-    """The recursion in fractions, of factors: what ties it to `by_paths`."""
+    """Runs the recursion on factors in fractions, to compare it with `by_paths`."""
     found = _recursion(rows, target, blank, Fraction(0), Fraction(1), lambda p: p)
     return Exact(found.loss, found.occ)
 
@@ -102,7 +102,7 @@ def _recursion(
     loss: Callable[[Number], Any],
 ) -> Recursion:
     states, frames = states_of(target, blank), len(rows)
-    reached = [one] + [zero] * (len(states) - 1)  # in front of the first frame: in the first blank, or at its label
+    reached = [one] + [zero] * (len(states) - 1)  # before the first frame: in the first blank, or at its label
     alphas = []
     for t, row in enumerate(rows):
         if t == 0:
@@ -120,7 +120,7 @@ def _recursion(
         for before in predecessors(states, s, blank):
             followers[before].append(s)
     occ = [[zero] * len(row) for row in rows]
-    left = [one if s in ends else zero for s in range(len(states))]  # products of the frames behind t
+    left = [one if s in ends else zero for s in range(len(states))]  # products of the frames after t
     for t in reversed(range(frames)):
         for s, c in enumerate(states):
             occ[t][c] += alphas[t][s] * left[s] / p
@@ -130,7 +130,7 @@ def _recursion(
 
 
 def of_uniform(frames: int, classes: int, target: Sequence[int], blank: int = 0) -> Exact:
-    """Rows of 1 / classes each. Paths are counted: those that end in label j at frame t are binomial coefficients."""
+    """Counts paths of rows of 1 / classes: those that end in label j at frame t are binomial coefficients."""
     labels = len(target)
     repeats = [sum(target[i] == target[i - 1] for i in range(1, j + 1)) for j in range(labels)]
     every = repeats[-1] if labels else 0
@@ -153,7 +153,10 @@ def of_uniform(frames: int, classes: int, target: Sequence[int], blank: int = 0)
 
 
 def in_float64(log_probs: Floats, target: Sequence[int], blank: int = 0) -> tuple[float, Floats]:
-    """Loss and occ of one sample. Impossible: inf and 0. A NaN or +inf where a path may pass: NaN in all frames."""
+    """Returns loss and occ of one sample.
+
+    They are inf and 0 if the target is impossible, and NaN in all frames if a path may pass a NaN or +inf.
+    """
     frames, classes = log_probs.shape
     states = numpy.asarray(states_of(target, blank))
     last = len(states) - 1
@@ -185,7 +188,7 @@ def in_float64(log_probs: Floats, target: Sequence[int], blank: int = 0) -> tupl
 
 
 def _shifted(x: Any, by: int, backwards: bool, fill: Any) -> Any:
-    """The states ``by`` places before; behind, if the states are gone through backwards."""
+    """Returns for each state the one ``by`` places before it, or after it if ``backwards``."""
     found = numpy.full_like(x, fill)
     if by < len(x):
         if backwards:
@@ -196,7 +199,7 @@ def _shifted(x: Any, by: int, backwards: bool, fill: Any) -> Any:
 
 
 def _reachable(open_: Any, start: Any, skips: Any, backwards: bool) -> Any:
-    """The states that a path can be in, frame by frame from the beginning."""
+    """Returns the states that a path can be in, frame by frame from the beginning."""
     found = numpy.zeros_like(open_)
     state = start
     for t in range(len(open_)):
@@ -208,7 +211,7 @@ def _reachable(open_: Any, start: Any, skips: Any, backwards: bool) -> Any:
 
 
 def _sums(emitted: Any, start: Any, skips: Any, backwards: bool) -> Any:
-    """Logarithms of the sums of all paths from the beginning, with the frame's own factor."""
+    """Returns logarithms of the sums of all paths from the beginning, including the frame's own factor."""
     found = numpy.full_like(emitted, -inf)
     state = numpy.where(start, 0.0, -inf)
     for t in range(len(emitted)):
@@ -225,7 +228,7 @@ def _sums(emitted: Any, start: Any, skips: Any, backwards: bool) -> Any:
 
 
 def by_matrices(log_probs: Tensor, target: Sequence[int], blank: int = 0) -> Tensor:
-    """The loss of one sample of a few frames, whose paths have probabilities that float64 can hold."""
+    """Returns the loss of one sample of a few frames, whose paths have probabilities that float64 can hold."""
     import torch
 
     states = states_of(target, blank)
@@ -240,7 +243,7 @@ def by_matrices(log_probs: Tensor, target: Sequence[int], blank: int = 0) -> Ten
 
 
 class Best(NamedTuple):
-    """The class of each frame, the position of its label in the target (-1 for blank), and the sum of its logarithms.
+    """Class of each frame, position of its label in the target (-1 for blank), and the sum of the path's logarithms.
 
     Classes and positions are -1 where there is no path.
     """
@@ -251,8 +254,10 @@ class Best(NamedTuple):
 
 
 def best_path(log_rows: Sequence[Sequence[Any]], target: Sequence[int], blank: int = 0) -> Best:
-    """The path of the largest sum. Of equal ones that which stays longest, seen from the end, in the label where the
-    last label and the last blank are equal, and on the blank where a label was not skipped to.
+    """Returns the path with the largest sum.
+
+    Ties are broken from the end: the last label wins over the last blank, staying in a state wins over coming from the
+    state before, and that wins over skipping a blank.
     """
     states = states_of(target, blank)
     frames = len(log_rows)

@@ -1,4 +1,4 @@
-"""The kernels of losses of sequences, found by rehearsing their calls (`cupylosses.engines.record`)."""
+"""Kernels of losses of sequences, recorded from their calls (`cupylosses.engines.record`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cupylosses.jit.gpu import Chip
 from tools.covered_variants import CoveredVariants, Subsets
 from tools.gate_subsets import BROADEST, cover
 
-#: Frames, samples and labels, on which no kernel depends.
+#: Numbers of frames, samples and labels, on which no kernel depends.
 FRAMES, SAMPLES, LABELS = 1200, 8, 40
-#: Few classes, many, and more than shared memory has room for beside their posteriors.
+#: Few classes, many, and more than fit in shared memory next to their posteriors.
 CLASSES = 64, 4000, 20000
 #: Properties of kernels that their description lists.
 LAYOUTS = ("stores", "many", "prepares", "keeps", "in_parts")
 
 
 class SequenceVariants(CoveredVariants):
-    """Each kernel, dtype, result and kind of gradient."""
+    """Kernels for each dtype, result and kind of gradient."""
 
     Definition: ClassVar = SequenceLoss
 
@@ -35,9 +35,9 @@ class SequenceVariants(CoveredVariants):
         kinds = [{}] if self.loss.logits else [{}, {"gradient": "logits"}]
         for dtype, result, kind, reduction, classes in product(dtypes, results, kinds, ("mean", "none"), CLASSES):
             self._call(recorder, dtype, classes, {**kind, "reduction": reduction, "out_dtype": result})
-        # Divisors are found by kernels of the pointwise engine.
+        # Kernels of the pointwise engine compute the divisors.
         found = [x for x in recorder.kernels if isinstance(x, SequenceKernel)]
-        # Longer targets and larger inputs have other halves, and so have many samples.
+        # Longer targets, larger inputs and many samples have other first and second kernels.
         sums = SOFTMAX if self.loss.logits else PLAIN
         first = [replace(x, prepares=False, added=sums) for x in found if x.kind == "first" and x.prepares]
         second = [replace(x, added=y) for x in found if x.kind == "second" for y in dict.fromkeys((PLAIN, sums))]
@@ -58,14 +58,14 @@ class SequenceVariants(CoveredVariants):
         return Subsets(dtypes, structure, kind, kind, ("second", "gradient"))
 
     def broad(self, architecture: str, whole: bool = True) -> list[Any]:
-        """Each kernel, dtype and result for BROADEST; each kernel for others, of training or not."""
+        """Returns each kernel, dtype and result for BROADEST; for others each kernel, not only those of training."""
         if architecture == BROADEST:
             return super().broad(architecture, whole)
         return cover(self.kernels(fast=True), structure)
 
     @staticmethod
     def wide_accesses(variant: SequenceKernel) -> tuple[int, int]:
-        """A frame's logits are read, and its gradient is written, in vectors."""
+        """Returns the wide loads and stores: a frame's logits are read, and its gradient is written, in vectors."""
         reads = variant.kind == "gradient" and variant.added != "kPlain"
         return int(reads), int(variant.kind == "gradient")
 
@@ -81,18 +81,18 @@ class SequenceVariants(CoveredVariants):
 
 
 def kind(variant: SequenceKernel) -> Iterator[Hashable]:
-    """The kernel."""
+    """Traits: the kernel."""
     yield variant.kind
     yield variant.kind, variant.roles, *[getattr(variant, x) for x in LAYOUTS]
 
 
 def structure(variant: SequenceKernel) -> Iterator[Hashable]:
-    """Besides, the kind of gradient."""
+    """Traits: those of ``kind``, and the kind of gradient."""
     yield from kind(variant)
     yield variant.kind, variant.added, variant.many, variant.in_parts
 
 
 def dtypes(variant: SequenceKernel) -> Iterator[Hashable]:
-    """Besides, the dtypes."""
+    """Traits: those of ``structure``, and the dtypes."""
     yield from structure(variant)
     yield variant.kind, variant.dtype, variant.result, variant.many, variant.in_parts

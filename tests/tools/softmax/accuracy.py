@@ -1,8 +1,9 @@
-"""The accuracy of losses of rows.
+"""Accuracy of losses of rows.
 
 Every row of a few classes is a result of its own (``reduction="none"``, upstream gradient 1). Its value and each
 element of its gradients are compared with :func:`cupylosses.testing.softmax.truth.exact_gradients`. The size that
-conditions an error is that of ``truth`` beside it: how far a rounding of the logits moves the result.
+conditions an error is that of ``truth`` in the same module: the distance that a rounding of the logits moves the
+result.
 
 Rows hold usual logits, logits of all magnitudes, nearly equal logits, and one logit far above all others, so that the
 probability of the label is nearly 1 or nearly 0. Teachers are near their students or far from them.
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 
     Rows = NDArray[numpy.float64]
 
-#: Classes of a row: more than one, and no multiple of a vector.
+#: Classes of a row: more than one, and not a multiple of a vector.
 CLASSES = 5
 
-#: The largest logit. Probabilities go down to 2^-739, which only float64 tells from 0.
+#: The largest logit. Probabilities go down to 2^-739, which only float64 distinguishes from 0.
 LARGEST = 2.0**8
 
 #: The smallest probability of a target: the truth's difference quotients take a step to both sides.
@@ -46,8 +47,9 @@ DIGITS = 400
 
 @dataclass(frozen=True)
 class SoftmaxSweep(Sweep):
-    """Rows of a loss with a kind of target, by default its first. ``dtypes`` are those of the logits and of dense
-    targets, or one for both.
+    """Sweep over rows of a loss with one kind of target, by default its first.
+
+    ``dtypes`` are those of the logits and of dense targets, or one for both.
     """
 
     Definition: ClassVar = SoftmaxLoss
@@ -161,8 +163,9 @@ def _log_softmax(rows: Rows) -> Rows:
 
 
 def _underflow(at: Rows, computed: str) -> Tensor:
-    """For each row, the error from a probability below the smallest normal number that becomes 0, multiplied by
-    differences of logits.
+    """Returns for each row the error of a probability that underflows to 0.
+
+    The probability is below the smallest normal number, and is multiplied by differences of logits.
     """
     import torch
 
@@ -172,7 +175,7 @@ def _underflow(at: Rows, computed: str) -> Tensor:
 def _figures(
     sweep: SoftmaxSweep, operands: Sequence[Tensor], value: Expected, gradients: Sequence[Expected]
 ) -> list[Figure]:
-    """The exact value and gradients, with sizes from the float64 truth."""
+    """Returns the exact value and gradients, with sizes from the float64 truth."""
     import torch
 
     targets = operands[1].tolist()

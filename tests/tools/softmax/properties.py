@@ -1,5 +1,6 @@
-"""Dense targets in every row layout, and properties that only these have; those of
-:mod:`cupylosses.testing.softmax.properties` take calls with them too.
+"""Calls with dense targets in every row layout, and properties of dense targets only.
+
+The properties of :mod:`cupylosses.testing.softmax.properties` accept these calls, too.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ TERM_LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "distillation_loss, mixed": ("distillation_loss", {"beta": 0.3, "temperature": 2.0}),
 }
 
-#: A GPU with so little shared memory per block that even short rows count as long, and a number of rows that count as
-#: many: threads that take turns at each memory access are slow.
+#: A GPU with so little shared memory per block that even short rows count as long, and a number of rows that counts as
+#: many. Both are small because the host is slow: its threads take turns at each memory access.
 TERM_CHIP = Chip(DECLARED_BYTES + (4 << 10), clusters=True, threads=512)
 TERM_MANY_ROWS = 320
-#: Warps of a block share rows of seven classes there.
+#: With this number of tiles, warps of a block share rows of seven classes.
 TERM_COLUMN_TILES = 48
 
-#: Operand shapes that such a GPU takes in each layout, in float32, with the classes in dimension 1.
+#: Operand shapes for which such a GPU uses each layout, in float32, with the classes in dimension 1.
 TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "subwarp": (37, 43),
     "block": (3, 301),
@@ -55,8 +56,8 @@ TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
 
 @contextmanager
 def term_chip() -> Iterator[None]:
-    """Within this context, executions on the host have such a GPU, and few rows count as many."""
-    # By name: the package has a function of that name.
+    """Within this context, host execution simulates such a GPU, and few rows count as many."""
+    # Imported by its full name, since the package also has a function of that name.
     execution = import_module("cupylosses.testing.host.execution")
     with (
         mock.patch.object(execution, "SMALL", TERM_CHIP),
@@ -77,8 +78,9 @@ def draw_terms(
     sure: Sequence[bool] = (False, False),
     **chosen: Any,
 ) -> SoftmaxCall:
-    """A call of one of :data:`TERM_LOSSES` with random operands, reduced to a mean. Operands that are ``sure`` have a
-    class of probability near 1 in each row.
+    """Returns a call of one of :data:`TERM_LOSSES` with random operands, reduced to a mean.
+
+    Operands that are ``sure`` have a class with a probability near 1 in each row.
     """
     import torch
 
@@ -97,8 +99,9 @@ def draw_terms(
 
 
 def _surely(x: Tensor, class_dim: int) -> Tensor:
-    """A copy of the logits in which one class exceeds all others of its row by 12: in some row the first, in some the
-    last.
+    """Returns a copy of the logits in which one class exceeds all others of its row by 12.
+
+    It is the first class in some row, and the last one in another.
     """
     import torch
 
@@ -116,8 +119,9 @@ def terms_second_of_equal_logits(call: SoftmaxCall) -> None:
 
 
 def terms_keep_sure_rows(shape: Sequence[int], device: str = "cpu") -> None:
-    """1 minus the largest probability keeps its digits, wherever its class is in dimension 1; classes of -inf cost
-    nothing where the target has no mass.
+    """1 minus the largest probability keeps its digits, wherever its class is in dimension 1.
+
+    Classes of -inf cost nothing where the target has no mass.
     """
     import torch
 
@@ -139,8 +143,9 @@ def terms_keep_sure_rows(shape: Sequence[int], device: str = "cpu") -> None:
 
 
 def terms_keep_sure_teachers(shape: Sequence[int], device: str = "cpu") -> None:
-    """A student and a teacher that are sure of one class, wherever it is, keep the digits of the others' losses and
-    gradients; so they do beside a class that is impossible for one of them, or for both.
+    """A student and a teacher that are sure of one class keep the digits of the others' losses and gradients.
+
+    They do so wherever the class is, and also next to a class that is impossible for one of them, or for both.
     """
     import torch
 
@@ -155,7 +160,7 @@ def terms_keep_sure_teachers(shape: Sequence[int], device: str = "cpu") -> None:
             options = {"beta": beta, "temperature": 1.0, "class_dim": 1, "reduction": "none"}
             leaf = x.clone().to(device).requires_grad_()
             value = F.distillation_loss(leaf, t.to(device), **options)
-            # Of impossible classes the truth gets what is left of 1e-304.
+            # The truth gets finite logits, with which impossible classes have a probability of about 1e-304.
             finite = {"student_logits": x.clamp_min(-700.0), "teacher_logits": t.clamp_min(-700.0)}
             exact = truth("distillation_loss", {**finite, **options})
             (gradient,) = gradients(value, [leaf], 1.0)
@@ -164,7 +169,7 @@ def terms_keep_sure_teachers(shape: Sequence[int], device: str = "cpu") -> None:
 
 
 def terms_share_equal_logits(shape: Sequence[int], device: str = "cpu") -> None:
-    """If all classes have the largest logit, each gets its share."""
+    """If all classes have the largest logit, each gets an equal share."""
     import torch
 
     classes = shape[1]

@@ -30,7 +30,7 @@ class SoftmaxSubject(Subject):
 
     @classmethod
     def suits(cls, transform: Transform, loss: SoftmaxLoss) -> bool:
-        """True if a transform can be tried: those that need a GPU only with element-wise losses."""
+        """True if a transform can be tried; those that need a GPU are tried with element-wise losses only."""
         return not transform.gpu and transform.name not in (*OF_POINTWISE, *(() if loss.softmax else OF_CURVED))
 
     def draw(self, *shapes: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> list[Tensor]:
@@ -47,7 +47,7 @@ class SoftmaxSubject(Subject):
         return getattr(functional, self.rows.name)(x, *(others or [self._labels(x)]), reduction=reduction, class_dim=-1)
 
     def truth(self, *operands: Tensor) -> Tensor:
-        """The mean as torch defines it."""
+        """Returns the mean as torch defines it."""
         x, *others = operands
         expression = twin(self.rows, {}, "mean", class_dim=-1)
         if expression is None:
@@ -57,7 +57,7 @@ class SoftmaxSubject(Subject):
         return expression(x, *(others or [self._labels(x)]))
 
     def _labels(self, x: Tensor) -> Tensor:
-        """The labels, shared by all samples of a batch."""
+        """Returns labels, which all samples of a batch share."""
         count = x[..., 0].numel()
         return (torch.arange(count, device=x.device) * 7 % x.shape[-1]).reshape(x.shape[:-1])
 
@@ -73,5 +73,5 @@ class _Mean:
 
 
 def floating(loss: SoftmaxLoss) -> int:
-    """The number of operands given to a subject; it holds its labels itself."""
+    """Returns the number of operands given to a subject, which holds its labels itself."""
     return 1 if loss.row else 2

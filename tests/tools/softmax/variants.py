@@ -1,4 +1,4 @@
-"""The kernels of losses of rows, taken from plans."""
+"""Kernels of losses of rows, taken from plans."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((16384, 31), (62, 2), 1),
 )
 
-#: A GPU with everything that kernels can use, and one with nothing of it.
+#: A GPU with every feature that kernels can use, and one with none of them.
 _CHIPS = (Chip(227 << 10, clusters=True), Chip())
 
 #: The shapes of the fast subset.
@@ -54,7 +54,7 @@ _FEW = 17
 
 
 class SoftmaxVariants(Variants):
-    """Each entry point, layout, dtype and choice of options of a loss of rows.
+    """Kernels for each entry point, layout, dtype and choice of options of a loss of rows.
 
     Kernels that hold a row in registers run out of them, or are bounded by the threads of a block; the table shows
     their spills, and benchmarks their cost.
@@ -81,7 +81,7 @@ class SoftmaxVariants(Variants):
         return list(found)
 
     def broad(self, architecture: str, whole: bool = True) -> list[SoftmaxKernel]:
-        """Each kernel in each layout for BROADEST, and forward with gradients for the others."""
+        """Returns each kernel in each layout for BROADEST, and forward with gradients for others."""
         usual = self.kernels(fast=True)
         forward = [x for x in usual if x.kind == "value_and_gradient"]
         if architecture == BROADEST:
@@ -89,7 +89,7 @@ class SoftmaxVariants(Variants):
                 *one_of_each(usual, "__class__", "kind", "layout"),
                 *one_of_each(forward, "__class__", "layout", "input"),
             ]
-            # Some layouts are those of wide numbers alone.
+            # Some layouts occur only with wide dtypes.
             known = {(x.kind, x.layout) for x in each}
             each += [x for x in one_of_each(self.kernels(), "kind", "layout") if (x.kind, x.layout) not in known]
             return list(dict.fromkeys(each))
@@ -99,7 +99,7 @@ class SoftmaxVariants(Variants):
     def newest(
         cls, losses: Sequence[SoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each kernel, layout and option; forward with gradients also for the others in turn."""
+        """Yields each kernel, layout and option; forward with gradients also for the others in turn."""
         kernels = cls.fast(losses)
         for variant in cover(kernels, structure):
             yield variant, broadest
@@ -111,7 +111,7 @@ class SoftmaxVariants(Variants):
     def older(
         cls, losses: Sequence[SoftmaxLoss], whole: Collection[Any], broadest: str, others: Iterator[str]
     ) -> Iterator[Compiled]:
-        """Each layout and option."""
+        """Yields each layout and option."""
         kernels = cls.fast(losses)
         yield from (
             (x, broadest) for x in cover([x for x in kernels if x.kind == "value_and_gradient"], compiled_options)
@@ -120,11 +120,12 @@ class SoftmaxVariants(Variants):
 
     @staticmethod
     def wide_accesses(variant: SoftmaxKernel) -> tuple[int, int]:
-        """Those of a kernel that moves neighbouring classes, or rows."""
+        """Returns the wide loads and stores of a kernel that moves neighbouring classes, or rows."""
         size = interop.ITEMSIZE[variant.input]
         if variant.kind == "denominator" or variant.layout in ("label_only", "interleaved_rows"):
             return 0, 0
-        # Logits that lie otherwise than their gradients, or of which one per row is read, are moved one by one.
+        # Logits that are laid out otherwise than their gradients, or of which one per row is read, are moved one by
+        # one.
         alone = variant.gathered or (variant.shifted and size >= 4) or variant.layout.startswith("label_only")
         words = variant.vec_size * size // 16 * (not alone)
         written = variant.vec_size * interop.ITEMSIZE[variant.in_place or variant.input] // 16
@@ -160,7 +161,7 @@ def _tensor(dtype: str, shape: Sequence[int], strides: Sequence[int] | None = No
 
 
 def _options(loss: SoftmaxLoss, fast: bool) -> Iterator[tuple[str, tuple[bool, bool, bool, bool]]]:
-    """Dtypes of labels, and the presence of class weights, a mask, smoothing and a softcap."""
+    """Yields dtypes of labels, and the presence of class weights, a mask, smoothing and a softcap."""
     every = (loss.weights is not None, True, any(x.name == "label_smoothing" for x in loss.parameters))
     capped = loss.scale == "logit_scale"
     yield "int64", (False, False, False, False)
@@ -183,7 +184,7 @@ def _plan(
     has_tangent: tuple[bool, ...] = (),
     reduction: str = "mean",
 ) -> Plan:
-    """The plan of a call; of its derivative along tangents if some operands are ``has_tangent``."""
+    """Returns the plan of a call, or of its derivative along tangents if some operands are ``has_tangent``."""
     weighted, masked, smoothed, capped = options
     logits, target = operands
     kind = "indices" if target.dtype in checks.INTEGER else str(loss.dense)
@@ -219,7 +220,7 @@ def _copied_with_targets(logits: TensorSpec, dim: int) -> bool:
     return softmax_layout.copied(without(logits.shape, dim), logits.shape[dim], rows, 2, True)
 
 
-#: The kernel of the check of backward, which a plan asks for where it has one.
+#: Kernel of the check in backward, which a plan requests if it has one.
 CHECK = "verify_gradient"
 
 
@@ -288,24 +289,27 @@ def _of_terms(loss: SoftmaxLoss, logits: TensorSpec, dim: int, fast: bool, chip:
 
 
 def row_layout(variant: SoftmaxKernel) -> Iterator[Hashable]:
-    """The part of the row engine in a kernel: class indices or dense targets, and the row layout."""
+    """Traits: class indices or dense targets, and the row layout."""
     yield variant.indices, variant.layout
 
 
 def kernel_and_layout(variant: SoftmaxKernel) -> Iterator[Hashable]:
-    """The entry point in its row layout. Values without their sum are a part of another in each layout."""
+    """Traits: the entry point in its row layout.
+
+    Kernels of unreduced values have no trait per layout, since their code is a part of another kernel in each layout.
+    """
     yield variant.indices, variant.kind
     if variant.kind != "unreduced":
         yield variant.indices, variant.kind, variant.layout
 
 
 def entry_point(variant: SoftmaxKernel) -> Iterator[Hashable]:
-    """The entry point of a kernel of rows."""
+    """Traits: the entry point of a kernel of rows."""
     yield variant.indices, variant.kind
 
 
 def compiled_options(variant: SoftmaxKernel) -> Iterator[Hashable]:
-    """Parts of the row engine with their compiled-in options."""
+    """Traits: parts of the row engine with their compiled-in options."""
     yield from row_layout(variant)
     for name in ("input", "cluster", "prefetch", "shifted", "step", "capped", "smoothed"):
         if hasattr(variant, name):
@@ -313,7 +317,7 @@ def compiled_options(variant: SoftmaxKernel) -> Iterator[Hashable]:
 
 
 def structure(variant: SoftmaxKernel) -> Iterator[Hashable]:
-    """Properties of a kernel of rows that do not depend on its formula, and each formula."""
+    """Traits of a kernel of rows that do not depend on its formula, and each formula."""
     yield from kernel_and_layout(variant)
     yield from compiled_options(variant)
     yield variant.loss.name, variant.indices, variant.kind == "hvp"
