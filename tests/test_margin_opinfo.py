@@ -125,6 +125,5 @@ def test_errors(definition: MarginLoss) -> None:
         sample = given.sample_input
         values = (sample.input, *sample.args)
         arguments = dict(zip(inspect.signature(twin(definition)).parameters, values, strict=False)) | sample.kwargs
-        print(arguments, given.error_regex)
         with pytest.raises((TypeError, ValueError, IndexError), match=f"^{definition.name}: "):
             getattr(F, definition.name)(**arguments)
