@@ -83,14 +83,6 @@ __device__ __forceinline__ float larger_or_nan(float x, float y) {
 #endif
 }
 
-// Adds x to `total` and 1 to `count` if `active`: two predicated instructions. The compiler would select each half of
-// the double instead.
-__device__ __forceinline__ void add_if(bool active, double x, double& total, int& count) {
-  asm("{\n.reg .pred active;\nsetp.ne.s32 active, %2, 0;\n@active add.rn.f64 %0, %0, %3;\n@active add.s32 %1, %1, 1;\n}"
-      : "+d"(total), "+r"(count)
-      : "r"(static_cast<int>(active)), "d"(x));
-}
-
 // Adds x to `total` unless a < b, so also if a or b is NaN: two instructions.
 __device__ __forceinline__ void add_unless_less(float a, float b, unsigned x, unsigned& total) {
   asm("{\n.reg .pred active;\nsetp.geu.ftz.f32 active, %1, %2;\n@active add.u32 %0, %0, %3;\n}"

@@ -300,13 +300,6 @@ __device__ __forceinline__ HingeSums<Slopes> group_sum(const Group& group, Hinge
   }
   return x;
 }
-// The sum over a warp, in every lane. Preconditions: all 32 lanes call it together.
-__device__ __forceinline__ int sum_of_lanes(int x) {
-  return warp_sum_int(x);
-}
-__device__ __forceinline__ double sum_of_lanes(double x) {
-  return warp_sum(x);
-}
 // Barrier of a whole warp, or of the block. What its threads wrote before is visible to all of them afterwards.
 template <class Group>
 __device__ __forceinline__ void group_sync(const Group&) {

@@ -167,14 +167,6 @@ __device__ __forceinline__ double power_of_two(int by, double) {
   return __longlong_as_double(static_cast<int64>(min(max(by, -1023), 1023) + 1023) << 52);
 }
 
-// Returns 2^(of - over); 0 if that is below the smallest normal number. Precondition: the result does not overflow.
-__device__ __forceinline__ float power_below_limit(int of, int over, float) {
-  return __uint_as_float(static_cast<unsigned>(max(of + (127 - over), 0)) << 23);
-}
-__device__ __forceinline__ double power_below_limit(int of, int over, double) {
-  return __longlong_as_double(static_cast<int64>(max(of + (1023 - over), 0)) << 52);
-}
-
 // Returns a bracket times the other direction's product, over 2^exponent. Zero if either factor is zero, even if the
 // other is NaN.
 template <class Mantissa>

@@ -65,7 +65,7 @@ enum Broken { kByAlpha, kByBeta, kByMeeting, kByLogits, kBrokenWords };
 // Verdict on a sample, from its lengths, labels, mask and weight. kRuns: the recursion decides. kSkipped: masked, or of
 // weight 0. kBad: a length or a label is out of range. kImpossible: more labels than frames. kTrivial: no frame, no
 // label.
-enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial, kNan };
+enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial };
 enum Report { kLabel, kInputLength, kTargetLength, kTotalLength };
 
 struct alignas(16) Sample {

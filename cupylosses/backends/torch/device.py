@@ -214,12 +214,3 @@ def copied(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
         if here and relayout.copy(device, x.shape, source, target, size):
             return found
     return found.copy_(x.detach())
-
-
-def has_memory(x: torch.Tensor) -> bool:
-    """True if the tensor has memory: a batch of several grad_outputs (is_grads_batched) has none of its own."""
-    try:
-        x.data_ptr()
-    except RuntimeError:
-        return False
-    return True

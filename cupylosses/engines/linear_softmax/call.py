@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any, NamedTuple
 
 from cupylosses.call import Call
@@ -105,8 +104,3 @@ def inner_rows(call: Call) -> Rows:
         call.normalizer,
     )
     return Rows(found)
-
-
-def row_count(shape: tuple[int, ...]) -> int:
-    """Returns the number of rows of an input."""
-    return prod(shape[:-1])

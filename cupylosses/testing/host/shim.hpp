@@ -362,12 +362,6 @@ inline long long wide_product(int a, int b) {
   return static_cast<long long>(a) * b;
 }
 
-inline void add_if(bool active, double x, double& total, int& count) {
-  if (!active) return;
-  total += x;
-  ++count;
-}
-
 template <class T>
 void add_unless_less(T a, T b, unsigned x, unsigned& total) {
   if (!(a < b)) total += x;
