@@ -662,6 +662,14 @@ def test_the_environment_chooses_the_sanitizers(monkeypatch: pytest.MonkeyPatch)
     assert build.sanitizers() == build.sanitizers(("thread",)) == ("address", "undefined")
 
 
+def test_the_environment_chooses_the_sanitizers_of_loaded_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is loaded without sanitizers is compiled again if the environment no longer excludes them."""
+    monkeypatch.setenv("CUPYLOSSES_HOST_SANITIZE", "")
+    execute("a[0] = threadIdx.x;", numpy.zeros(1))
+    monkeypatch.delenv("CUPYLOSSES_HOST_SANITIZE")
+    assert "race" in fault("a[0] = threadIdx.x;", numpy.zeros(1), sanitize=("thread",))
+
+
 @pytest.mark.kernels
 @pytest.mark.skipif(GPU, reason="kernels run on the GPU")
 def test_thorough_runs_look_for_undefined_behaviour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,8 @@ class Launcher(compiler.Launcher):
     @classmethod
     def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
         # The host's processor flushes float and double alike. Kernels that compute in float have no doubles that small.
-        found = load(variant.entry, sources(variant.together), variant.compute == "float32", settings().sanitize)
+        flush, sanitize = variant.compute == "float32", build.sanitizers(settings().sanitize)
+        found = load(variant.entry, sources(variant.together), flush, sanitize)
         return partial(_launch, getattr(variant, "cluster", 1)), found
 
     @classmethod
@@ -172,7 +173,7 @@ def run_source(
     words = [ctypes.create_string_buffer(struct.pack("=d" if isinstance(x, float) else "=q", x), 8) for x in arguments]
     table = (ctypes.c_void_p * max(1, len(words)))(*(ctypes.addressof(x) for x in words))
     how = Settings(**chosen)
-    kernel = load(entry, ((entry, text),), flush, how.sanitize)
+    kernel = load(entry, ((entry, text),), flush, build.sanitizers(how.sanitize))
     kernel.launch(_three(grid), _three(block), ctypes.addressof(table), how, shared=shared)
 
 
