@@ -154,8 +154,8 @@ class Plan(ABC):
         has_product: True if a kernel of such a derivative computes the gradients without the value.
         contracts: True if the value of a derivative along tangents has no kernel; `Engine.contracted` computes it.
         always_written: True for each array whose gradient the ``fused_hvp`` kernel writes even if it is not wanted.
-        vanishing: True for each array along which the derivative along tangents has a gradient of 0 wherever it exists.
-            These gradients need no kernel.
+        vanishing: True for each array with respect to which a derivative along tangents has a gradient of 0 wherever
+            this gradient exists. No kernel computes these gradients.
         divides_by: Positions of the arrays that a ``counted`` divisor depends on differentiably.
         overwrites: True if the gradient of the first array overwrites it.
         single_use: True if a second backward is refused, even if the array could not be overwritten.
@@ -559,7 +559,10 @@ class Engine(ABC):
         """
 
     def trained(self, call: Call) -> Wanted:
-        """Returns True for each array that requires a gradient in training, unless a warm-up names others."""
+        """Returns True for each array that requires a gradient in training, unless a warm-up names others.
+
+        By default this is only the first array.
+        """
         return tuple([i == 0 for i in range(len(call.arrays))])
 
     # Standing in for torch's functions

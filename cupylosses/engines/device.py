@@ -73,7 +73,7 @@ class Device(ABC):
 
     @abstractmethod
     def visible(self, words: int) -> tuple[Any, int]:
-        """Allocates 64-bit zeros that both kernels and the host can read and write. Also returns their address."""
+        """Allocates ``words`` 64-bit zeros that kernels and the host can read and write. Also returns their address."""
 
     @abstractmethod
     def copy(self, array: Any, strides: tuple[int, ...]) -> Any:

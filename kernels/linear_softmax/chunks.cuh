@@ -28,7 +28,8 @@ __device__ __forceinline__ bool can_be_expected(double grad_output) {
   return grad_output != 0.0 && grad_output - grad_output == 0.0;
 }
 
-// Converts grad_output to the double that row kernels read, and makes it the expected one. Precondition: one thread.
+// Converts grad_output to the double that row kernels read, and makes it the expected one if it
+// can be. Precondition: one thread.
 template <class Result>
 __device__ __forceinline__ void widen_grad_output(const Result* grad_output, double* expected, double* used) {
   *used = widen<double>(*grad_output);

@@ -59,7 +59,7 @@ struct StagedSource {
 };
 
 // A staged sink, of unit stride along b. It has no phase: if it overwrites the tile of a source, it stores each element
-// at the source's own or before it.
+// where the source has its own, or before that.
 template <class Storage_>
 struct StagedSink {
   using Storage = Storage_;

@@ -37,8 +37,8 @@ __device__ __forceinline__ T scalar_half_log_of_twice(T x) {
 
 // a / b and its logarithm for a, b >= 0. log(a) - log(b) would cancel, and log(a / b) would lack the part that the
 // quotient rounded off. That remainder is exact in one fma, and is added. (log1p of the excess over 1 took more
-// arithmetic, which bounds such a loss.) Small operands are scaled first, because a remainder below the range would be
-// flushed to 0. If the quotient leaves the range (or b >= 2^126, whose fast inverse is 0), the logarithms are
+// arithmetic, by which such a loss is bound.) Small operands are scaled first, because a remainder below the range
+// would be flushed to 0. If the quotient leaves the range (or b >= 2^126, whose fast inverse is 0), the logarithms are
 // subtracted. The subtraction also gives the limits at 0, and NaN for operands that are not probabilities: the quotient
 // of two negative numbers would look like a valid one.
 template <class T>

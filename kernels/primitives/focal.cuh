@@ -15,7 +15,7 @@ struct Decision {
   T right;        // share of the label on the side of the logit
 
   // y, negated if x is negative. This is one select; a product with `side` takes a select and a multiplication. But
-  // until then it occupies a predicate register, of which there are few.
+  // until then `negative` occupies a predicate register, of which there are few.
   __device__ __forceinline__ T signed_as_logit(T y) const {
     return negative ? -y : y;
   }

@@ -58,9 +58,10 @@ enum LogFactorial { kNoTerm = 0, kStirling = 1, kExact = 2 };
 // derivative with respect to t. `log_rate` is log(rate + shift), `log_ratio` is log((rate + shift) / t).
 //
 // For t > 1, rate - t log_rate + t log t - t = t (e^u - 1 - u) - shift with u = log_ratio is computed as one
-// expression: it is small beside its parts if the prediction is good, and a series replaces it where they cancel. t = 0
-// contributes nothing: 0 log 0 = 0 log inf = 0, with derivative 0. If the rate overflows, so does the loss, whatever t
-// log_rate is. An infinite t, and with kExact a negative one, has no log(t!): the result is NaN.
+// expression: it is small beside its parts if the prediction is good, and a series replaces it where they cancel. With
+// t = 0 an infinite logarithm contributes nothing: 0 log 0 = 0 log inf = 0, with derivative 0. If the rate overflows,
+// so does the loss, whatever t log_rate is. An infinite t, and with kExact a negative one, has no log(t!): the result
+// is NaN.
 template <class T>
 __device__ __forceinline__ ValueAndSlope<T> scalar_poisson(T rate, T shift, T log_rate, T log_ratio, T t, int terms) {
   if (terms != kNoTerm && (t > scalar_max(T()) || (terms == kExact && t < T(0)))) {

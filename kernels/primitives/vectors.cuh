@@ -16,7 +16,7 @@ __device__ __forceinline__ long long in_exponent(long long n) {
 
 // x^exponent to 2^-38, in a third of the instructions of pow, which is accurate to the last bit for all doubles.
 //
-//   x = 2^e m                                         m within sqrt(1/2) and sqrt(2)
+//   x = 2^e m                                         m between sqrt(1/2) and sqrt(2)
 //   log2 m = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...)   s = (m - 1) / (m + 1)
 //   x^exponent = 2^n exp(f ln 2)                      n + f = exponent (e + log2 m), |f| <= 1/2
 //
@@ -56,7 +56,7 @@ __device__ __forceinline__ T scalar_cosine(T x) {
   return x > T(1) ? T(1) : (x < T(-1) ? T(-1) : x);
 }
 
-// dot / sqrt((xx + eps) (yy + eps)): the cosine of two vectors, within -1 and 1, from their dot product and their
+// dot / sqrt((xx + eps) (yy + eps)): the cosine of two vectors, in [-1, 1], from their dot product and their
 // squared lengths. 0 with derivatives 0 if a vector has the length 0, and so no direction.
 template <class T, unsigned kDot, unsigned kX, unsigned kY>
 __device__ __forceinline__ Dual<T, kDot | kX | kY> cosine(const Dual<T, kDot>& dot, const Dual<T, kX>& xx,
@@ -75,7 +75,7 @@ __device__ __forceinline__ Dual<T, kDot | kX | kY> cosine(const Dual<T, kDot>& d
   return chain(dot, xx, yy, value, inverse_x * inverse_y, half * inverse_x * inverse_x, half * inverse_y * inverse_y);
 }
 
-// dot / (max(|x|, eps) max(|y|, eps)): the cosine of two vectors, within -1 and 1, from their dot product and their
+// dot / (max(|x|, eps) max(|y|, eps)): the cosine of two vectors, in [-1, 1], from their dot product and their
 // squared lengths. A length below eps does not contribute to derivatives. 0 with derivatives 0 if a vector has the
 // length 0.
 template <class T, unsigned kDot, unsigned kX, unsigned kY>

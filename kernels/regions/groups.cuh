@@ -359,7 +359,8 @@ __device__ __forceinline__ Number mean_of_groups(const Program& program, double 
         count += program.records[g].divisor;
       }
       const bool has = count != 0.0, stands = program.number.empty == program.number.empty;
-      // A sample without a counted group contributes `empty`, and NaN if it has an invalid label.
+      // A sample without a counted group contributes `empty`, or is not counted if `empty` is NaN. If it has an invalid
+      // label, it makes the value NaN in either case.
       total += has ? value / Number(count) : Number(stands ? program.number.empty : 0.0) + value;
       below += has || stands ? 1.0 : 0.0;
       program.of_samples[n] = has ? count : 1.0;

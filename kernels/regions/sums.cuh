@@ -3,8 +3,8 @@
 //   partials[(n chunks + j) K + k]     k-th of the K = 3 C + 3 numbers of chunk j of sample n: I, FP, FN of each class,
 //                                      number of voxels with invalid labels, sum of voxel losses, and its divisor
 //
-// Few classes per thread (sum_in_registers): few classes in total, or more classes that the lanes of a warp share
-// (LaneGroup):
+// Few classes per thread (sum_in_registers): few classes in total, or more classes, whose target or loss differs from
+// class to class, that the lanes of a warp share (LaneGroup):
 // 1. Blocks loop over chunks. A thread loops over vectors of the chunk and adds to 3 numbers of each of its classes, in
 //    the arithmetic type, for at most 64 voxels. On GPUs with enough shared memory, logits and labels may pass through
 //    it, one vector ahead (kStaged, sum_staged).

@@ -281,8 +281,8 @@ struct MinOp {
     return x < y ? x : y;
   }
 };
-template <class Group, class Slopes>
 // Sums x over the threads of a group. Preconditions: those of group_reduce.
+template <class Group, class Slopes>
 __device__ __forceinline__ HingeSums<Slopes> group_sum(const Group& group, HingeSums<Slopes> x, SyncState& sync) {
   x.value = subwarp_reduce(x.value, group.subwarp_size(), AddOp{});
   x.slopes = subwarp_reduce(x.slopes, group.subwarp_size(), AddOp{});
@@ -889,8 +889,8 @@ struct SharedRowReader {
 // ---------------------------------------------------------------------------------------------------------------------
 // Several labels
 
-// Shared memory of a group: score and class of each label that is sorted; prefix sums of the scores; a histogram, of
-// the same size; and a bit for each class that is a label.
+// Shared memory of a group: score and class of each label that is sorted; prefix sums of the scores; a histogram
+// with as many entries; and a bit for each class that is a label.
 template <class Input>
 struct ListMemory {
   using Score = typename Waiting<Input>::type;

@@ -353,7 +353,7 @@ struct ShortListReader {
   }
 
   // Starts the load of a thread's vector in row `at` of the warp's rows. Returns false if there is none, or if the row
-  // has no labels.
+  // has no labels or is left for step 4.
   template <class Program>
   static __device__ __forceinline__ bool load(const Program& program, const ShortLists<Program>& lists, int64 first,
                                               int count, int at, Ahead<Program>& ahead) {

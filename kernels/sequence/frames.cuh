@@ -616,7 +616,7 @@ struct LongRows {
 };
 
 // A frame in shared memory, for blocks that find its sums as well. Each thread copies and reads only its own vectors.
-// It starts to copy those of the next frame once it has written this frame's gradient there.
+// It starts to copy a vector of the next frame over one of this frame once it has written the gradient of the latter.
 template <class Storage>
 struct CopiedFrame {
   static constexpr int kVec = 16 / sizeof(Storage);

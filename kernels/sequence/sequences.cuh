@@ -63,8 +63,8 @@ constexpr unsigned kEarlier = 0x80000000u;
 enum Broken { kByAlpha, kByBeta, kByMeeting, kByLogits, kBrokenWords };
 
 // Verdict on a sample, from its lengths, labels, mask and weight. kRuns: the recursion decides. kSkipped: masked, or of
-// weight 0. kBad: a length or a label is out of range. kImpossible: more labels than frames. kTrivial: no frame, no
-// label.
+// weight 0. kBad: a length is out of range, the lengths of concatenated targets do not add up, or a label is the blank
+// or no class. kImpossible: more labels than frames. kTrivial: no frame, no label.
 enum Outcome { kRuns, kSkipped, kBad, kImpossible, kTrivial };
 enum Report { kLabel, kInputLength, kTargetLength, kTotalLength };
 

@@ -13,13 +13,13 @@
 #pragma once
 #include "softmax/register_rows.cuh"
 
-// Most logits per lane with which the loads of the next rows start early.
+// Maximum number of logits per lane for which the next rows are loaded ahead.
 constexpr int kMaxAhead = 8;
 
 // Logits and labels of kVecSize neighbouring rows. start() issues their loads.
 template <class Program, int kVecSize, int kPerThread>
 struct ColumnLoads {
-  // Words, because compilers copy packs of 16-bit elements one by one, and immediately wait for the loads.
+  // Words, because compilers copy packs of 16-bit types element by element, and wait for their loads at once.
   using P = Pack<typename Program::Input, kVecSize>;
   using Word = typename P::Word;
   Word words[kPerThread][P::kWords];

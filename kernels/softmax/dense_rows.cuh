@@ -286,7 +286,8 @@ struct KnownLogs {
   }
 };
 
-// Returns the leader in a thread that holds the largest logit of the row, and -1 in all others.
+// Returns the leader in a thread whose KnownMax has a leader and equals the largest logit of the row, and -1 in all
+// others. If several warps hold the same largest logit, each has a leader.
 template <class Compute>
 __device__ __forceinline__ int leader_of_row(const KnownMax<Compute>& known, const Softmax<Compute>& softmax) {
   return identical(known.max_logit, softmax.max_logit) ? known.leader : -1;
@@ -346,7 +347,7 @@ struct DenseRowProgram {
   // True if h_1 sums to 0 over a row and therefore is the gradient, up to rounding errors of the sums of exponentials.
   static constexpr bool kTermIsGradient = kKeeps && kKnown && kNarrow && Term_::kBalanced;
   // kSkipsSums: true if neither the gradients nor the outputs need SumPass. kValued: true if there is a value.
-  // DenseHvpProgram (dense_second_derivatives.cuh) has others.
+  // DenseHvpProgram (dense_second_derivatives.cuh) sets other values.
   static constexpr bool kSkipsSums = false;
   static constexpr bool kValued = true;
   // Sums of h_1 and h_2. Apart is this program with a SumBesideLeader for one of them, or for both.

@@ -203,8 +203,8 @@ struct DenseHvpProgram : WithLeadersApart<Program, kInputMoves_, kTargetMoves_> 
     return with_tangent<kTargetMoves>(Base::targets_of(offset), Base::target_step(), target_tangents,
                                       offset[kTargetGradients], this->space.class_stride[kTargetGradients]);
   }
-  // The row as vectors that are aligned in the results, wherever the operands start. Without gradients, in
-  // the logits.
+  // The row as vectors that are aligned in the results, wherever the operands start. Without results they are aligned
+  // in the logits.
   template <int kVecSize>
   using View =
       RowVectors<Choose<Base::kInputGradient || !Base::kTargetGradient, typename Base::Input, typename Base::Target>,

@@ -79,7 +79,7 @@ __device__ __forceinline__ Compute scaled_coefficient(Compute coefficient, doubl
   return is_zero(coefficient) ? coefficient : coefficient * static_cast<Compute>(factor);
 }
 
-// The gradients from stored coefficients, as apply_grad_coeffs.
+// Writes the gradients from stored coefficients, as apply_grad_coeffs.
 template <class Group, class Program, class Result>
 __device__ __forceinline__ void apply_grad_coeffs_label_only(const Program& program, const Group& group,
                                                              int64 result_stride, double scale,

@@ -7,8 +7,8 @@
 //                      slice of the classes of 32 kRows neighbouring rows; lane l owns the kRows rows from l kRows on
 //   LabelOnlySparse    gradients that are zero already: a tile is 32 kRows rows; lane l owns rows l, 32 + l, ... of it
 //
-// 1. Each lane loads the labels of its rows, except for LabelOnlyColumns one tile ahead of their use. Then it loads the
-//    log-probabilities of all its labels, so that these loads overlap, and evaluates the rows.
+// 1. Each lane loads the labels of its rows: LabelOnlyShort and LabelOnlySparse one tile ahead of their use. Then it
+//    loads the log-probabilities of all its labels, so that these loads overlap, and evaluates the rows.
 // 2. LabelOnlyShort: the lane writes the gradients of its labels into an image of the tile in shared memory, which is 0
 //    elsewhere. The warp stores the image as vectors of kVecSize elements; then each lane clears what it wrote.
 //    LabelOnlyColumns: the lane stores vectors of kRows rows, class by class. If there are few rows, their classes are
@@ -259,7 +259,7 @@ struct LabelOnlyRowsReader {
   }
 };
 
-// The gradients from stored coefficients, as apply_grad_coeffs.
+// Writes the gradients from stored coefficients, as apply_grad_coeffs.
 template <class Rows, class Program, class Stored>
 __device__ __forceinline__ void apply_grad_coeffs_label_only_rows(const Program& program, const SlicedRows& group,
                                                                   int64 chunks, int64 result_stride, double scale,

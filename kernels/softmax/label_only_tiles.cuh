@@ -236,7 +236,7 @@ struct LabelOnlyTilesReader {
 template <int kVecSize, int kTileVectors>
 constexpr bool kFindsValue<LabelOnlyTilesReader<kVecSize, kTileVectors, true>> = true;
 
-// The gradients from stored coefficients, as apply_grad_coeffs.
+// Writes the gradients from stored coefficients, as apply_grad_coeffs.
 template <int kVecSize, int kTileVectors, class Program, class Stored>
 __device__ __forceinline__ void apply_grad_coeffs_label_only_tiles(const Program& program, const SubwarpGroup& group,
                                                                    int64 chunks, int64 result_stride, double scale,

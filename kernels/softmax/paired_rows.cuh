@@ -16,8 +16,8 @@
 //    upper classes.
 // 4. The lane writes the gradients of its words. Without kAlike the gradients of a class begin in the other half of a
 //    word than its logits, so each word of gradients combines two words of logits. Without kInWords they begin in the
-//    same half in some classes or tiles and in the other half in others; there, and in partial tiles, gradients are
-//    written one by one.
+//    same half in some classes or tiles and in the other half in others. In that case all gradients are written one by
+//    one; with kInWords only those of partial tiles are.
 //
 // The lanes of a warp copy words for each other, so the copies need a __syncwarp() before and after. A word may contain
 // an element of another tile, or of no tile.
@@ -298,7 +298,8 @@ __device__ __forceinline__ void store_paired_rows(const Program& program, const 
                                                   const int (&labels)[Tile::kVecSize],
                                                   const Coeffs (&coeffs)[Tile::kVecSize], bool read) {
   constexpr bool kSmoothed = Program::kSmoothed, kAlike = Tile::kAlike;
-  // Single elements are rare. Computed side by side they would take many registers, and so would capped logits.
+  // With Tile::kInWords, only partial tiles write elements one by one, which is rare. Computed side by side, such
+  // elements would take many registers, and so would capped logits.
   constexpr int kTogether = kInWords != Tile::kInWords || Program::kCapped ? 1 : 4;
   // Classes whose gradients are lower classes, and those whose gradients are upper classes.
   const PairedClasses<Tile, !kAlike, false, kInWords, kTogether> lower(tile);

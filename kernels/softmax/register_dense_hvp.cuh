@@ -1,5 +1,5 @@
-// Second derivatives for dense targets by the logits only: tangents v of the logits, hvp of the logits' gradient. Rows
-// in registers. Results of dense_second_derivatives.cuh.
+// Second derivatives for dense targets with respect to the logits only: tangents v of the logits, and the hvp of the
+// logits' gradient. Rows in registers. Results of dense_second_derivatives.cuh.
 //
 // If a term is affine in log p, its derivatives h_c depend only on the targets. With logits x, tangents v and targets
 // (R, C), z = s x with the largest logit at class m, e_c = exp(z_c - z_m), u_c = v_c - v_m, S = sum of e_c,

@@ -249,7 +249,7 @@ struct ResidentReader {
   }
 
   // Evaluates a row and, if kGradient, writes its gradient. Returns the row's value. Preconditions: those of
-  // two_pass_row; `next` is the row after r, or >= rows.
+  // two_pass_row. `next`: as in for_each_row.
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ typename Program::Compute visit(const Program& program, const Group& group, int64 r,
                                                                     bool exists, int64 next, SyncState& sync,

@@ -388,8 +388,9 @@ struct WorkQueue {
   __device__ __forceinline__ WorkQueue(const Group& group, unsigned* counter) : counter(counter), claimed(0) {
     claim(group);
   }
-  // Returns the worker's chunk after `chunk`. `syncs` is SyncState::syncs before the current visit's first exchange.
-  // Preconditions: all threads of the worker call it together; an exchange separates two calls that claim.
+  // Returns the worker's chunk after `chunk`. `syncs` is SyncState::syncs after the last exchange of one visit and
+  // before the first one of the next. Preconditions: all threads of the worker call it together; an exchange separates
+  // two calls that claim.
   __device__ __forceinline__ int next(const Group& group, int chunk, unsigned syncs) {
     const int workers = static_cast<int>(group.workers());
     if (counter == nullptr || chunk < (kStatic - 1) * workers) return chunk + workers;

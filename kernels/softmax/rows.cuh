@@ -26,7 +26,8 @@
 // Order of additions: within a row the group's fixed tree, across rows the order of chunks. Both follow from the sizes
 // alone.
 //
-// Preconditions: class stride 1 where vectors have several elements. The loss is a functor that the glue supplies.
+// Preconditions: class stride 1. If a vector is a single class, pointers with tangents and the logits of
+// apply_grad_coeffs may have other strides. The loss is a functor that the glue supplies.
 #pragma once
 #include "pointwise/pointwise.cuh"
 #include "softmax/row_vectors.cuh"

@@ -164,7 +164,7 @@ struct PackedRows {
   __device__ __forceinline__ bool exists() const {
     return static_cast<int>(threadIdx.x) % kWarp * count < elements;
   }
-  // Copies this lane's row, whose classes may be strided.
+  // Copies this lane's row, whose classes may be strided: asynchronously if elements have at least 4 bytes.
   __device__ __forceinline__ void start_own_row() const {
     if (!exists()) return;
     constexpr int kBatch = 4;

@@ -84,7 +84,7 @@ struct StridedRows {
   __device__ __forceinline__ void load_all(bool wanted) const {
     if (!wanted) return;
     if constexpr (kInterleaved) {
-      // No test for rows that do not exist. Only the last lanes of a row of pixels have such rows.
+      // Without tests for each row: only the last lanes of a row of pixels have rows that do not exist.
       if (rows == kVecSize) {
         load_interleaved<true>();
       } else {

@@ -98,8 +98,9 @@ LONG_BYTES = 48 << 10
 RESIDENT_THREADS = 768
 #: Blocks per multiprocessor in a launch that checks for stale speculative gradients.
 CHECKING = 2
-#: Maximum number of chunks, doubled if a warp copies rows of three or more operands element by element. With more rows,
-#: a block processes a chunk in several rounds, at most MAX_ROUNDS; then the number of chunks grows again.
+#: With fewer than twice this number of chunks (times the blocks of a cluster), a block processes a chunk in one round.
+#: With more rows, a chunk takes several rounds, at most MAX_ROUNDS, which keep the number of chunks below that bound;
+#: then the number grows again. Doubled if a warp copies rows of three or more operands element by element.
 CHUNKS = 8192
 MAX_ROUNDS = 64
 #: Replaces CHUNKS if at most FEW_LANES lanes share a row: blocks of so few elements would spend most of their time
