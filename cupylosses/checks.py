@@ -23,7 +23,7 @@ INTEGER = ("bool", "int8", "uint8", "int16", "int32", "int64")
 
 
 def _is_inside(frame: FrameType) -> bool:
-    # Functions compiled from source are recognised by their file name. They have no `__name__`, because torch.compile
+    # Functions compiled from source are recognized by their file name. They have no `__name__`, because torch.compile
     # would look up their globals in that module.
     return frame.f_globals.get("__name__", frame.f_code.co_filename.lstrip("<")).startswith(_INSIDE)
 

@@ -5379,7 +5379,7 @@ def ctc_loss(
 
     Args:
         log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
-            floating, of any strides. They need not be normalised.
+            floating, of any strides. They need not be normalized.
         targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
             shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
             `blank`.
@@ -5612,7 +5612,7 @@ def cosine_distance(
         1 - <x1, x2> / (max(|x1|, eps) max(|x2|, eps))
 
     It is never below 0, and keeps its digits where vectors are similar: cosine and difference are computed in float64.
-    `triplet_margin_with_distance_loss` recognises it, and computes both distances and the loss in one pass.
+    `triplet_margin_with_distance_loss` recognizes it, and computes both distances and the loss in one pass.
 
     Args:
         x1: The first vectors. Any shape that broadcasts with the other, with the features in `dim`; floating.
@@ -5962,7 +5962,7 @@ def ctc_forced_alignment(
 
     Args:
         log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
-            floating, of any strides. They need not be normalised.
+            floating, of any strides. They need not be normalized.
         targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
             shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
             `blank`.
@@ -6037,7 +6037,7 @@ def ctc_posteriors(
 
     Args:
         log_probs: Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample;
-            floating, of any strides. They need not be normalised.
+            floating, of any strides. They need not be normalized.
         targets: Labels of any integer dtype: of shape (N, S), padded with anything; or all labels one after another, of
             shape (sum of `target_lengths`,); of shape (S,) or (1, S) for one sample. Labels are classes other than
             `blank`.

@@ -254,7 +254,7 @@ def test_gradient_scaler(loss: Loss) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Threads, synchronisation, memory
+# Threads, synchronization, memory
 
 
 @pytest.mark.representatives

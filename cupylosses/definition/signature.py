@@ -17,7 +17,7 @@ def compiled(
 
     Definitions guarantee that the names are identifiers. Defaults are passed as objects, never as text. The globals
     have no ``__name__``, because torch.compile would look up the other globals in that module. The file name begins
-    with that of this package, by which warnings recognise frames of the library.
+    with that of this package, by which warnings recognize frames of the library.
     """
     arguments = list(arguments)
     if arguments and arguments[-1][0] == "*":

@@ -250,7 +250,7 @@ cosine_distance = define_statistics_function(
     dim=-1,
     convention=_NO_DIRECTION,
     notes="It is never below 0, and keeps its digits where vectors are similar: cosine and difference are computed in "
-    "float64. `triplet_margin_with_distance_loss` recognises it, and computes both distances and the loss in one pass.",
+    "float64. `triplet_margin_with_distance_loss` recognizes it, and computes both distances and the loss in one pass.",
     example=(
         ">>> import torch\n"
         ">>> import cupylosses.functional as F\n"

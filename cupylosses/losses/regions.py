@@ -21,7 +21,7 @@ _CONVENTION = (
     "At the bound `floor` the denominator follows the operands; a base of 0 under an exponent below 1 has gradient 0."
 )
 
-#: Settings by library, in the normalisation of this formula: constants that a library adds to 2 I are halved.
+#: Settings by library, in the normalization of this formula: constants that a library adds to 2 I are halved.
 _MONAI = {"absent": "keep", "smooth_nr": 5e-6, "smooth_dr": 5e-6}
 _SMP = {"absent": "zero", "pool": "batch", "overlap": "min", "floor": 1e-7, "mean_of_weights": True}
 _NNUNET = {

@@ -42,7 +42,7 @@ ctc_loss = define_sequence(
         Operand(
             "log_probs",
             "Log-probabilities of shape (T, N, C), (N, T, C) with `batch_first`, or (T, C) for one sample; floating, "
-            "of any strides. They need not be normalised.",
+            "of any strides. They need not be normalized.",
         ),
         TARGETS,
         INPUT_LENGTHS,
