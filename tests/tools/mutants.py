@@ -64,7 +64,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "row added by half of the lanes", POINTWISE, "end_row", "int offset = 1", "int offset = 2", ("truth, column",)
     ),
     Mutant(
-        "elements of the row in front counted twice",
+        "elements of the preceding row counted twice",
         LAYOUT,
         "elements_present",
         r"before_end & \(~0u << skipped\)",
@@ -73,7 +73,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("period begins too late", POINTWISE, "load_from", r"period\) \? 0", "period) ? 1", ("truth, odd rows",)),
     Mutant(
-        "elements behind a row added up",
+        "elements past the end of a row added up",
         BROADCAST,
         "sum_slices",
         r"v < terms_present",
@@ -132,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("truth, bfloat16",),
     ),
     # Sums, and threads that must wait for one another
-    Mutant("half a warp's lanes not added", REDUCE, "rolled_warp_sum", "offset = 16", "offset = 8", ("truth",)),
+    Mutant("half of a warp's lanes not added", REDUCE, "rolled_warp_sum", "offset = 16", "offset = 8", ("truth",)),
     Mutant("no barrier between warps' sums", REDUCE, "block_sum", BARRIER, "", ("truth",)),
     Mutant(
         "no fence around the ticket",
@@ -144,7 +144,7 @@ MUTANTS: tuple[Mutant, ...] = (
         races=True,
     ),
     Mutant(
-        "ticket not 0 again",
+        "ticket not reset to 0",
         REDUCE,
         "arrive_last",
         r"(increment_and_synchronize\(ticket), [^)]*\)",
@@ -153,7 +153,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # Gradients
     Mutant(
-        "the first operand's gradient for all",
+        "every operand gets the first one's gradient",
         POINTWISE,
         "set_gradient",
         r"tangent_or_zero\(y, slot\)",
@@ -214,7 +214,7 @@ MUTANTS: tuple[Mutant, ...] = (
         races=True,
     ),
     Mutant(
-        "promise kept twice",
+        "speculative gradient used twice",
         "cupylosses/backends/torch/autograd.py",
         "_speculative",
         r"speculations\.pop\(\)",
@@ -231,16 +231,16 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, subwarp",),
     ),
     Mutant(
-        "every row taken for aligned",
+        "every row treated as aligned",
         ROW_VECTORS,
         "RowVectors",
         "head = misaligned == 0 [^;]*;",
         "head = 0;",
         ("rows, subwarp",),
     ),
-    Mutant("no barrier behind the parts of a block", ROW_GROUPS, "all_gather", BARRIER, "", ("rows, block",)),
+    Mutant("no barrier after the partial results of a block", ROW_GROUPS, "all_gather", BARRIER, "", ("rows, block",)),
     Mutant(
-        "parts of a cluster kept in their block",
+        "partial results of a cluster kept within their block",
         ROW_GROUPS,
         "all_gather",
         r"(store_dsmem\(slot[^,]*), lane,",
@@ -248,7 +248,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, cluster",),
     ),
     Mutant(
-        "a chunk claimed by one worker, and taken by two",
+        "a chunk claimed by one worker and processed by two",
         ROW_GROUPS,
         "claim",
         r"claimed = claim_next\(counter\)",
@@ -257,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
         races=True,
     ),
     Mutant(
-        "no barrier behind the parts of the warps that share rows",
+        "no barrier after the partial results of warps that share rows",
         ROW_GROUPS,
         "exchange",
         r"own\[k\];\n +__syncthreads\(\);",
@@ -265,7 +265,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, shared by warps",),
     ),
     Mutant(
-        "sum not moved to a new largest logit",
+        "sum not rescaled to a new largest logit",
         "kernels/softmax/online_softmax.cuh",
         "rescaled",
         r"return part\.exp_sum \* factor;",
@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, two_pass",),
     ),
     Mutant(
-        "vector staged where nobody reads it",
+        "vector staged where no thread reads it",
         RESIDENT_ROWS,
         "visit",
         r"cp_async\(slot,",
@@ -301,7 +301,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "rows counted without their weights", ROWS, "divisor_term", r"return t\.weight", "return 1", ("rows, weighted",)
     ),
     Mutant(
-        "kernels that count labels count ignored ones",
+        "ignored labels counted by kernels that count labels",
         COUNT_ROWS,
         "self_count",
         r" & program\.is_active\(label_load\[k\]\)",
@@ -309,7 +309,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, thread_per_row_packed",),
     ),
     Mutant(
-        "number of classes taken for a class",
+        "number of classes accepted as a class index",
         ROWS,
         "validate_label",
         r"< static_cast<unsigned long long>\(space",
@@ -325,7 +325,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, label_only apart",),
     ),
     Mutant(
-        "row cut by a tile taken for one that begins there",
+        "row cut by a tile treated as one that begins there",
         "kernels/softmax/label_only_tiles.cuh",
         "visit_tile",
         r"k == 0 \? -skipped",
@@ -349,7 +349,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, tallied by lanes",),
     ),
     Mutant(
-        "no copy of the vector that a neighbour in another warp has",
+        "vector of a neighbour in another warp not copied",
         RESIDENT_ROWS,
         "visit",
         r"if \(cuts\.at_end\)",
@@ -365,7 +365,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, shifted, in a warp",),
     ),
     Mutant(
-        "one element at the ends of a row for each lane that takes several",
+        "one edge element per lane where lanes take several",
         RESIDENT_ROWS,
         "edge_class",
         r"view\.edge_class\(index \+ e \* count\)",
@@ -405,7 +405,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, column_slices in one pass",),
     ),
     Mutant(
-        "elements behind the last whole word left out",
+        "elements after the last whole word left out",
         "kernels/softmax/packed_rows.cuh",
         "each",
         r"i < elements",
@@ -413,7 +413,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, packed",),
     ),
     Mutant(
-        "labels of pairs in upper classes taken for those in lower ones",
+        "labels in the upper class of a pair taken for the lower one",
         "kernels/softmax/paired_rows.cuh",
         "index_labels",
         r"to_upper\(labels, found\);",
@@ -429,7 +429,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, paired",),
     ),
     Mutant(
-        "chunks in shared memory without the padding in front of their rows",
+        "chunks in shared memory without the padding before their rows",
         "kernels/softmax/packed_rows.cuh",
         "copy_stretch",
         r"added \+= each;",
@@ -437,7 +437,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, packed with gaps",),
     ),
     Mutant(
-        "rows of a tile as far apart as those of a square",
+        "rows of a tile with the pitch of a square tile",
         "kernels/core/relayout.cuh",
         "relayout",
         r"place\[i \* kReadLines \* kPitch",
@@ -461,7 +461,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, second, impossible",),
     ),
     Mutant(
-        "results left in the place of tangents",
+        "results left where tangents were staged",
         "kernels/softmax/hvp_rows.cuh",
         "close",
         r"values\.copy_out",
@@ -469,7 +469,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, second, packed",),
     ),
     Mutant(
-        "tangent read where the logit lies",
+        "tangent read from the address of the logit",
         "kernels/softmax/second_derivatives.cuh",
         "logits",
         r"offset\[kTangents\]",
@@ -478,7 +478,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # Rows with dense targets.
     Mutant(
-        "largest logit among the others",
+        "largest logit counted among the others",
         DENSE_ROWS,
         "add_exponentials",
         r"leads \? Compute\(0\) : e\[i\]",
@@ -486,7 +486,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, block",),
     ),
     Mutant(
-        "largest logit among the others, in registers",
+        "largest logit counted among the others, in registers",
         "kernels/softmax/dense_register_rows.cuh",
         "visit_dense_register_rows",
         r"leads \? Compute\(0\) : power",
@@ -511,7 +511,7 @@ MUTANTS: tuple[Mutant, ...] = (
         races=True,
     ),
     Mutant(
-        "largest logits left out of the sums of a thread alone",
+        "largest logits left out of the sums of a thread that has a row alone",
         DENSE_ROWS,
         "visit_known_row",
         r"if \(!leads\[i\]\) continue;",
@@ -519,7 +519,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, alone",),
     ),
     Mutant(
-        "largest logits of a thread alone left out of what follows the exponentials",
+        "largest logits of a thread that has a row alone left out after the exponentials",
         DENSE_ROWS,
         "visit_dense_row",
         r"own\.restore\(classes\);",
@@ -535,7 +535,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, alone, shared by warps",),
     ),
     Mutant(
-        "what is kept of the largest logits left as of classes without mass",
+        "values kept of the largest logits left as those of classes without mass",
         DENSE_ROWS,
         "visit_known_row",
         r"if constexpr \(kKept\) classes\.keep",
@@ -543,7 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, alone",),
     ),
     Mutant(
-        "no gradient of rows that do not count, where the sums write it",
+        "no gradient of rows that do not count, in the pass of the sums",
         DENSE_ROWS,
         "visit_dense_row",
         r"!classes\.active \|\| (?=row\.value != row\.value\) \{)",
@@ -551,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, at once",),
     ),
     Mutant(
-        "gradients of the largest logits left out by a thread alone",
+        "gradients of the largest logits left out by a thread that has a row alone",
         DENSE_ROWS,
         "write_known_gradients",
         r"if \(leads\[i\]\) gradients",
@@ -559,7 +559,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, alone, both",),
     ),
     Mutant(
-        "gradient without the penalty's",
+        "gradient without that of the penalty",
         DENSE_ROWS,
         "SoftmaxVjp",
         r"shared\(\(sum - slope\)",
@@ -567,7 +567,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, everything",),
     ),
     Mutant(
-        "largest logit's derivative among the others",
+        "derivative of the largest logit counted among the others",
         DENSE_SECOND,
         "add_class",
         r"leads \? T\(0\) : h\.tangent",
@@ -583,7 +583,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("dense, second, sure target",),
     ),
     Mutant(
-        "targets of the row before",
+        "targets of the preceding row",
         "kernels/softmax/resident_dense_rows.cuh",
         "refill",
         r"copy\(at\.t,",
@@ -685,7 +685,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("statistics, parts",),
     ),
     Mutant(
-        "powers not moved to the larger scale",
+        "powers not rescaled to the larger scale",
         STATISTICS,
         "merge",
         r"power\(common\.ratio, exponent\)",
@@ -701,7 +701,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("statistics, maxima",),
     ),
     Mutant(
-        "vector kept where the neighbour's is",
+        "vector kept in the neighbour's slot",
         STATISTICS,
         "take_one",
         r"kept_word\(vector, slot, i\)",
@@ -709,7 +709,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("statistics, held",),
     ),
     Mutant(
-        "first vector in registers taken for all",
+        "first vector in registers used for all",
         STATISTICS,
         "add_own",
         r"own\.of\[i / kVecSize\]",
@@ -799,7 +799,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("regions, tiles",),
     ),
     Mutant(
-        "vectors of other lanes read before they have come",
+        "vectors of other lanes read before they have arrived",
         VOXELS,
         "PackedStretch",
         r"cp_async_wait_all\(\); synchronize\(\);",
@@ -808,7 +808,7 @@ MUTANTS: tuple[Mutant, ...] = (
         races=True,
     ),
     Mutant(
-        "vectors that take the place of those that are still read",
+        "vectors overwritten while they are still read",
         VOXELS,
         "ClassesOf",
         r"stretch\.synchronize\(\);",
@@ -825,7 +825,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("regions, second",),
     ),
     Mutant(
-        "label of another lane in place of a class that is missing",
+        "label of another lane used for a missing class",
         VOXELS,
         "voxel_row",
         r"c == label && program\.has\(c\)",
@@ -842,7 +842,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("sequences",),
     ),
     Mutant(
-        "alignments that enter a blank at the meeting not counted",
+        "alignments that enter a blank where both directions meet not counted",
         RECURSION,
         "meeting_terms",
         r"found\.of\[0\] = sum\(b, before\);",
@@ -858,7 +858,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("sequences",),
     ),
     Mutant(
-        "a block behind all others that takes the first walk again",
+        "a surplus block that repeats the first walk",
         SEQUENCES,
         "claimed_task",
         r"if \(other >= others\) walk = atomicAdd\(claims, 1u\);",
@@ -882,7 +882,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("sequences, logits",),
     ),
     Mutant(
-        "posteriors that stay where classes lie otherwise in the next frame",
+        "posteriors not moved although the next frame has other classes there",
         FRAMES,
         "write_long_frames",
         r"moves && t > first",
@@ -890,7 +890,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("sequences, logits",),
     ),
     Mutant(
-        "no barrier between posteriors and what reads them",
+        "no barrier between writing and reading posteriors",
         FRAMES,
         "write_long_frames",
         r"(all\.blank \* share\); )__syncthreads\(\);",
@@ -906,7 +906,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("sequences, logits",),
     ),
     Mutant(
-        "largest logits of parts of a frame not among the others",
+        "largest logits of parts of a frame not counted among the others",
         FRAMES,
         "joined",
         r"all\.others \+= power\(Compute\(0\), scaled\(all\.largest - largest\)\);",
@@ -914,7 +914,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("sequences, logits in parts",),
     ),
     Mutant(
-        "sum that keeps its scale behind a larger logit",
+        "sum that keeps its scale after a larger logit",
         FRAMES,
         "add",
         r"others \*= power\(Compute\(0\), needed - shift\);",
@@ -947,7 +947,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("alignments",),
     ),
     Mutant(
-        "ballots of the positions before not looked up",
+        "ballots of preceding positions not looked up",
         ALIGNMENT,
         "walk_back",
         r"words\[k - sample\.words\(\)\]",
@@ -972,7 +972,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("log-probabilities",),
     ),
     Mutant(
-        "label looked for in the vector before",
+        "label looked for in the preceding vector",
         LOG_PROBS,
         "row_upstream",
         r"own >> log_threads & 63",
@@ -992,14 +992,14 @@ MUTANTS: tuple[Mutant, ...] = (
 #: Out-of-bounds accesses, which only a build with AddressSanitizer notices for certain.
 OUTSIDE: tuple[Mutant, ...] = (
     Mutant(
-        "last vector taken for a whole one",
+        "last vector treated as a whole one",
         LAYOUT,
         "whole_batch",
         r"\(vector \+ 1\) \* kVecSize <= elements",
         "vector * kVecSize <= elements",
         ("truth",),
     ),
-    Mutant("part of a batch taken for a whole one", LAYOUT_RULES, "whole_batches", "filled and", "", ("truth",)),
+    Mutant("part of a batch treated as a whole one", LAYOUT_RULES, "whole_batches", "filled and", "", ("truth",)),
     Mutant(
         "vectors loaded ahead of the last batch",
         POINTWISE,
@@ -1017,7 +1017,7 @@ OUTSIDE: tuple[Mutant, ...] = (
         ("truth",),
     ),
     Mutant(
-        "chunk behind the last row of a tensor taken for one of its gaps",
+        "chunk after the last row of a tensor treated as a gap between rows",
         "kernels/softmax/packed_rows.cuh",
         "start_logits",
         r"pitch\(\) >= 16",
