@@ -73,11 +73,11 @@ def _overridden(*operands: Any) -> Callable[..., Any] | None:
     if not others:
         return None
 
-    def call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    def call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
         from torch.overrides import handle_torch_function
 
         arguments = inspect.signature(function).parameters.values()
-        chosen = {x.name: given[x.name] for x in arguments if given[x.name] is not x.default}
-        return handle_torch_function(function, others, **chosen)
+        passed = {x.name: values[x.name] for x in arguments if values[x.name] is not x.default}
+        return handle_torch_function(function, others, **passed)
 
     return call

@@ -150,9 +150,9 @@ def not_dense(loss: Definition, name: str, layout: Any) -> TypeError:
 
 def libraries(loss: Definition, kinds: Sequence[str], names: Sequence[str] | None = None) -> None:
     """Raises for operands of several array libraries; ``names`` default to those of the loss's operands."""
-    found = [f"`{name}` from {kind}" for name, kind in zip(names or _names(loss), kinds, strict=True)]
+    origins = [f"`{name}` from {kind}" for name, kind in zip(names or _names(loss), kinds, strict=True)]
     raise TypeError(
-        f"{loss.name}: operands must come from one array library, got {' and '.join(found)}. "
+        f"{loss.name}: operands must come from one array library, got {' and '.join(origins)}. "
         "Convert with `torch.from_numpy(x)`, `x.numpy()` or `cupy.asarray(x)`; "
         "torch and CuPy tensors on a GPU mix freely."
     )
@@ -166,9 +166,9 @@ def used_up(loss: Definition) -> RuntimeError:
     )
 
 
-def devices(loss: Definition, found: Sequence[Any], names: Sequence[str] | None = None) -> None:
+def devices(loss: Definition, places: Sequence[Any], names: Sequence[str] | None = None) -> None:
     """Raises for operands on several devices; ``names`` default to those of the loss's operands."""
-    where = [f"`{name}` on {device}" for name, device in zip(names or _names(loss), found, strict=True)]
+    where = [f"`{name}` on {device}" for name, device in zip(names or _names(loss), places, strict=True)]
     raise ValueError(
         f"{loss.name}: operands must be on one device, got {' and '.join(where)}. Move one with `.to(device)`."
     )
@@ -192,10 +192,10 @@ def promote(names: Sequence[str], ranks: Sequence[int] | None = None) -> str:
     floating = [i for i, name in enumerate(names) if name in FLOATING]
     if ranks is not None and any(ranks[i] > 0 for i in floating):
         floating = [i for i in floating if ranks[i] > 0]
-    found = {names[i] for i in floating}
-    if found == {"float16", "bfloat16"}:
+    dtypes = {names[i] for i in floating}
+    if dtypes == {"float16", "bfloat16"}:
         return "float32"
-    return max(found, key=FLOATING.index, default="float32")
+    return max(dtypes, key=FLOATING.index, default="float32")
 
 
 def no_reference(loss: Definition) -> NotImplementedError:
@@ -208,9 +208,9 @@ def no_reference(loss: Definition) -> NotImplementedError:
 
 def wrong_shape_of_reference(loss: Definition, got: Any, expected: Sequence[int], each: str) -> ValueError:
     """Error for a reference formula that does not return one value for ``each`` element or row."""
-    found = "no array" if got is None else f"an array of shape {tuple(got)}"
+    returned = "no array" if got is None else f"an array of shape {tuple(got)}"
     return ValueError(
-        f"{loss.name}: `reference` must return one value per {each}, of shape {tuple(expected)}, got {found}. Leave "
+        f"{loss.name}: `reference` must return one value per {each}, of shape {tuple(expected)}, got {returned}. Leave "
         "sums and means to `reduction`, and broadcast a formula that ignores an operand with `xp.broadcast_to`."
     )
 

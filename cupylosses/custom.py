@@ -292,38 +292,38 @@ def _defined(
 
 
 def _operands(
-    caller: str, loss: str, given: Sequence[str | Operand], labels: bool | None = None
+    caller: str, loss: str, operands: Sequence[str | Operand], labels: bool | None = None
 ) -> tuple[Operand, ...]:
     """Operands of a definition.
 
     An operand given by name accepts integers if it may be a label: all or none by ``labels``; by default all but the
     first, which is the prediction.
     """
-    if isinstance(given, str):
+    if isinstance(operands, str):
         raise TypeError(
-            f"{caller}: the `operands` of {loss} must be a sequence of names or of Operand, got {given!r}; for "
+            f"{caller}: the `operands` of {loss} must be a sequence of names or of Operand, got {operands!r}; for "
             'example operands=("input", "target").'
         )
     return tuple(
         [
             x if isinstance(x, Operand) else Operand(x, "A tensor.", integer=i > 0 if labels is None else labels)
-            for i, x in enumerate(given)
+            for i, x in enumerate(operands)
         ]
     )
 
 
 def _specified(
-    caller: str, loss: str, what: str, given: Any, kind: type, make: Callable[[str, Any], Any]
+    caller: str, loss: str, argument: str, options: Any, kind: type, make: Callable[[str, Any], Any]
 ) -> tuple[Any, ...]:
-    if isinstance(given, Mapping):
-        return tuple([make(n, x) for n, x in given.items()])
-    if isinstance(given, str) or not all([isinstance(x, kind) for x in given]):
+    if isinstance(options, Mapping):
+        return tuple([make(n, x) for n, x in options.items()])
+    if isinstance(options, str) or not all([isinstance(x, kind) for x in options]):
         raise TypeError(
-            f"{caller}: the `{what}` of {loss} must be a mapping from names to defaults or a sequence of "
-            f"{kind.__name__}, got {given!r}; for example {what}={{{next(iter(given), 'c')!r}: "
+            f"{caller}: the `{argument}` of {loss} must be a mapping from names to defaults or a sequence of "
+            f"{kind.__name__}, got {options!r}; for example {argument}={{{next(iter(options), 'c')!r}: "
             f"{'1.0' if kind is Parameter else 'False'}}}."
         )
-    return tuple(given)
+    return tuple(options)
 
 
 def _places(parts: Mapping[str, str], file: str, line: int) -> dict[str, tuple[str, int]]:
@@ -340,10 +340,10 @@ def _places(parts: Mapping[str, str], file: str, line: int) -> dict[str, tuple[s
 
     def place(expression: str) -> tuple[str, int]:
         same = [x for x in nodes if isinstance(x, ast.Constant) and _same(x.value, expression)]
-        found = min(same, key=lambda x: (x not in inside, abs(x.lineno - line)), default=None)
-        if found is None:
+        literal = min(same, key=lambda x: (x not in inside, abs(x.lineno - line)), default=None)
+        if literal is None:
             return file, line
-        text, first, last = str(found.value), found.lineno, found.end_lineno or found.lineno
+        text, first, last = str(literal.value), literal.lineno, literal.end_lineno or literal.lineno
         if "\n" in text:  # the text may begin after a backslash, one line later
             first = max(first, last - text.count("\n"))
         return file, first + _blank_lines(text) - _blank_lines(expression)

@@ -22,8 +22,8 @@ def prepare(loss: Definition, *arguments: Any) -> Call:
 def evaluate(call: Parts) -> Any:
     """Evaluates a call with the backend of the library that owns its arrays."""
     loss, arrays, static, *rest = call
-    found = Call(loss, arrays, static)
-    library, arrays = common_library(loss, loss.engine.names(found) if len(arrays) > 1 else [], arrays)
+    bare_call = Call(loss, arrays, static)
+    library, arrays = common_library(loss, loss.engine.names(bare_call) if len(arrays) > 1 else [], arrays)
     return backend(library).evaluate(Call(loss, arrays, static, *rest))
 
 

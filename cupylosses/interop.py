@@ -118,10 +118,10 @@ known_kinds: dict[type, str] = {}
 
 def kind(x: Any) -> str:
     """Library that owns ``x``: ``torch``, ``cupy``, ``numpy``, ``dlpack`` or ``unknown``; cached by type."""
-    found = known_kinds.get(type(x))
-    if found is None:
-        found = known_kinds[type(x)] = _find_kind(x)
-    return found
+    library = known_kinds.get(type(x))
+    if library is None:
+        library = known_kinds[type(x)] = _find_kind(x)
+    return library
 
 
 def _find_kind(x: Any) -> str:
@@ -220,8 +220,8 @@ def host_values(x: Any, beside: Any) -> list[int] | None:
 
     if type(x) is not torch.Tensor or any(tracer() for tracer in tracers):
         return None
-    found: list[int] = x.reshape(-1).tolist()
-    return found
+    values: list[int] = x.reshape(-1).tolist()
+    return values
 
 
 #: Pinned buffers that captured CUDA graphs copy from at every replay, kept alive here.
@@ -245,20 +245,20 @@ def placed(beside: Any, arrays: Sequence[Any]) -> list[Any]:
 def _placed_by_torch(beside: Any, arrays: Sequence[Any]) -> list[Any]:
     import torch
 
-    found = [torch.from_numpy(x) if kind(x) == "numpy" else x if kind(x) == "torch" else adopt(x, "torch")
+    tensors = [torch.from_numpy(x) if kind(x) == "numpy" else x if kind(x) == "torch" else adopt(x, "torch")
              for x in arrays]  # fmt: skip
     device = beside.device
-    away = [i for i, x in enumerate(found) if x.device != device and x.device.type == "cpu"]
+    away = [i for i, x in enumerate(tensors) if x.device != device and x.device.type == "cpu"]
     if not away or not beside.is_cuda or any(tracer() for tracer in tracers):
-        return [x if x.device == device or x.device.type != "cpu" else x.to(device) for x in found]
+        return [x if x.device == device or x.device.type != "cpu" else x.to(device) for x in tensors]
     # The widest elements come first, so that every array is aligned in the buffer.
-    away.sort(key=lambda i: -found[i].element_size())
-    sizes = [found[i].numel() * found[i].element_size() for i in away]
+    away.sort(key=lambda i: -tensors[i].element_size())
+    sizes = [tensors[i].numel() * tensors[i].element_size() for i in away]
     staged = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
     for i, part in zip(away, staged.split(sizes), strict=True):
-        part.view(found[i].dtype).copy_(found[i].reshape(-1))
+        part.view(tensors[i].dtype).copy_(tensors[i].reshape(-1))
     if torch.cuda.is_current_stream_capturing():
         _captured.append(staged)
     for i, part in zip(away, staged.to(device, non_blocking=True).split(sizes), strict=True):
-        found[i] = part.view(found[i].dtype).view(found[i].shape)
-    return found
+        tensors[i] = part.view(tensors[i].dtype).view(tensors[i].shape)
+    return tensors

@@ -43,9 +43,11 @@ def module_of(function: Callable[..., Any]) -> type[torch.nn.Module]:
     loss = getattr(function, "loss", None)
     if not isinstance(loss, Definition):
         raise TypeError(f"module_of: expected a function of cupylosses.functional or define_loss, got {function!r}.")
-    taken = [x for x in loss.kept if hasattr(torch.nn.Module(), x)]
-    if taken:
-        raise ValueError(f"{loss.name}: every Module has a `{taken[0]}` already; a Module needs another name for it.")
+    reserved = [x for x in loss.kept if hasattr(torch.nn.Module(), x)]
+    if reserved:
+        raise ValueError(
+            f"{loss.name}: every Module has a `{reserved[0]}` already; a Module needs another name for it."
+        )
     twin = getattr(torch.nn, loss.class_name, None) if loss.torch else None
     ours = function.__module__ == HOME
     members = {
@@ -68,12 +70,12 @@ def _forward(function: Callable[..., Any], loss: Definition) -> Callable[..., An
     """
     operands, names = loss.called_with, list(loss.kept)
 
-    def call(self: torch.nn.Module, given: tuple[Any, ...], added: tuple[Any, ...]) -> Any:
+    def call(self: torch.nn.Module, tensors: tuple[Any, ...], added: tuple[Any, ...]) -> Any:
         options = {x: getattr(self, x) for x in names if hasattr(self, x)}
         options |= {x: value for x, value in zip(loss.keywords, added, strict=True) if value is not None}
         if loss.layer:
             options |= _parameters(self)
-        return function(**dict(zip(operands, given, strict=True)), **options)
+        return function(**dict(zip(operands, tensors, strict=True)), **options)
 
     signature = [*((x, ...) for x in ("self", *operands, "*")), *((x, None) for x in loss.keywords)]
     body = [f"return _call(self, ({', '.join(operands)},), ({''.join(f'{x}, ' for x in loss.keywords)}))"]
@@ -94,9 +96,9 @@ def _constructor(loss: Definition) -> Callable[..., None]:
                 setattr(self, name, value)
 
     first = [(n, x) for n, x in loss.kept.items() if n not in loss.keywords]
-    rest = [(n, x) for n, x in loss.kept.items() if n in loss.keywords]
+    keywords = [(n, x) for n, x in loss.kept.items() if n in loss.keywords]
     body = [f"_initialise(self, ({', '.join(loss.kept)},))"]
-    return compiled("__init__", [("self", ...), *first, ("*", ...), *rest], body, __name__, _initialise=initialise)
+    return compiled("__init__", [("self", ...), *first, ("*", ...), *keywords], body, __name__, _initialise=initialise)
 
 
 def _layer_constructor(loss: Definition, twin: Any) -> Callable[..., None]:
@@ -104,9 +106,9 @@ def _layer_constructor(loss: Definition, twin: Any) -> Callable[..., None]:
 
     def initialise(self: Any, layer: tuple[Any, ...], values: tuple[Any, ...]) -> None:
         in_features, num_classes, out_features, bias, device, dtype = layer
-        given = dict(zip(loss.kept, values, strict=True))
+        options = dict(zip(loss.kept, values, strict=True))
         if twin is not None:
-            known = {x: given[x] for x in inspect.signature(twin).parameters if x in given}
+            known = {x: options[x] for x in inspect.signature(twin).parameters if x in options}
             twin.__init__(
                 self,
                 in_features,
@@ -122,15 +124,15 @@ def _layer_constructor(loss: Definition, twin: Any) -> Callable[..., None]:
             count = math.prod(out_features, start=num_classes)
             self.num_classes, self.out_features = num_classes, tuple(out_features)
             self.linear = torch.nn.Linear(in_features, count, bias=bias, device=device, dtype=dtype)
-            self.register_buffer("weight", given["weight"])
-        for name, value in given.items():
+            self.register_buffer("weight", options["weight"])
+        for name, value in options.items():
             if not hasattr(self, name):
                 setattr(self, name, value)
 
     first = [(n, x) for n, x in loss.layer.items() if x is ...]
-    rest = [(n, x) for n, x in loss.layer.items() if x is not ...]
+    optional = [(n, x) for n, x in loss.layer.items() if x is not ...]
     body = [f"_initialise(self, ({', '.join(loss.layer)},), ({', '.join(loss.kept)},))"]
-    arguments = [("self", ...), *first, ("*", ...), *rest, *loss.kept.items()]
+    arguments = [("self", ...), *first, ("*", ...), *optional, *loss.kept.items()]
     return compiled("__init__", arguments, body, __name__, _initialise=initialise)
 
 
@@ -158,7 +160,7 @@ def _layer_repr(loss: Definition) -> Callable[[Any], str]:
 
 def _extra_repr(loss: Definition) -> Callable[[Any], str]:
     """Builds ``extra_repr`` with the loss's own options, and the common ones that differ from their defaults."""
-    own = {x.name for x in loss.options}
+    own_options = {x.name for x in loss.options}
 
     def extra_repr(self: Any) -> str:
         parts = []
@@ -166,7 +168,7 @@ def _extra_repr(loss: Definition) -> Callable[[Any], str]:
             value = getattr(self, name)
             if hasattr(value, "shape") and not isinstance(value, numbers.Number):
                 parts.append(f"{name}={type(value).__name__}{tuple(value.shape)}")
-            elif name in own or value != default:
+            elif name in own_options or value != default:
                 parts.append(f"{name}={value!r}")
         return ", ".join(parts)
 

@@ -107,12 +107,12 @@ def log_factorial(xp: Any, t: Any) -> Any:
     """
     t, kind = xp.astype(t, xp.float64, copy=False), t.dtype
     growth = xp.log1p(t / _STEPS)
-    found = t * (math.log(_STEPS) - 1) + (t + (_STEPS + 0.5)) * growth
+    total = t * (math.log(_STEPS) - 1) + (t + (_STEPS + 0.5)) * growth
     for power, coefficient in zip(range(1, 15, 2), _SERIES, strict=True):
-        found = found + coefficient / _STEPS**power * xp.expm1(-power * growth)
+        total = total + coefficient / _STEPS**power * xp.expm1(-power * growth)
     for k in range(1, _STEPS + 1):
-        found = found - xp.log1p(t / k)
-    return xp.astype(found, kind, copy=False)
+        total = total - xp.log1p(t / k)
+    return xp.astype(total, kind, copy=False)
 
 
 def stirling_remainder(xp: Any, t: Any) -> Any:
@@ -121,13 +121,13 @@ def stirling_remainder(xp: Any, t: Any) -> Any:
     The result is Stirling's series at t + 10, plus the contribution of each of the ten recurrence steps.
     """
     t, kind = xp.astype(t, xp.float64, copy=False), t.dtype
-    found = xp.zeros_like(t)
+    remainder = xp.zeros_like(t)
     for coefficient in reversed(_SERIES):
-        found = found / (t + _STEPS) / (t + _STEPS) + coefficient
-    found = found / (t + _STEPS)
+        remainder = remainder / (t + _STEPS) / (t + _STEPS) + coefficient
+    remainder = remainder / (t + _STEPS)
     for k in range(_STEPS):
-        found = found + ((t + (k + 0.5)) * xp.log1p(1 / (t + k)) - 1)
-    return xp.astype(found, kind, copy=False)
+        remainder = remainder + ((t + (k + 0.5)) * xp.log1p(1 / (t + k)) - 1)
+    return xp.astype(remainder, kind, copy=False)
 
 
 def log_ratio(xp: Any, a: Any, b: Any, difference: Any) -> Any:

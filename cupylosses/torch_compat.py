@@ -116,8 +116,8 @@ class _AddingTo(torch.autograd.Function):
 
 def adding_to(weight: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
     """Casts a weight to the dtype of ``buffer``. Its gradient is added to ``buffer``; the weight itself gets none."""
-    found: torch.Tensor = _AddingTo.apply(weight, buffer)
-    return found
+    cast: torch.Tensor = _AddingTo.apply(weight, buffer)
+    return cast
 
 
 def _gathered(x: Any) -> torch.Tensor:
@@ -132,10 +132,10 @@ def _gathered(x: Any) -> torch.Tensor:
         from torch.distributed._tensor.placement_types import _Partial as Partial
 
     mesh = x.device_mesh
-    found: torch.Tensor = x.full_tensor(grad_placements=[Partial()] * mesh.ndim)
-    if found.requires_grad:
-        found.register_hook(lambda gradient: gradient / mesh.size())
-    return found
+    gathered: torch.Tensor = x.full_tensor(grad_placements=[Partial()] * mesh.ndim)
+    if gathered.requires_grad:
+        gathered.register_hook(lambda gradient: gradient / mesh.size())
+    return gathered
 
 
 def operands_of_linear(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -143,10 +143,10 @@ def operands_of_linear(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
     With FSDP2, the weight of a module is a sharded DTensor while the module itself does not run.
     """
-    found = [_gathered(x) if hasattr(x, "full_tensor") else x for x in tensors]
-    kind = found[0].device.type
+    operands = [_gathered(x) if hasattr(x, "full_tensor") else x for x in tensors]
+    kind = operands[0].device.type
     on = torch.is_autocast_enabled() if kind == "cuda" else kind == "cpu" and is_autocast_cpu_enabled()
     if not on:
-        return found
+        return operands
     dtype = autocast_dtype(kind)
-    return [x if x.dtype == torch.float64 else x.to(dtype) for x in found]
+    return [x if x.dtype == torch.float64 else x.to(dtype) for x in operands]

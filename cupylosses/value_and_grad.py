@@ -45,17 +45,17 @@ def value_and_grad(
         raise TypeError(
             f"{definition.name}: value_and_grad takes the operands {names}, got {len(operands)} by position."
         )
-    given = dict(zip([x.name for x in definition.operands], operands, strict=False))
+    by_name = dict(zip([x.name for x in definition.operands], operands, strict=False))
     chosen, several = _chosen(definition, argnums)
-    call: Call = function.prepare(**given, **options)
+    call: Call = function.prepare(**by_name, **options)
     engine = definition.engine
     library, arrays = common_library(call.loss, engine.names(call), call.arrays)
     call = call._replace(arrays=arrays)
     slots = [slot_of(call, x) for x in chosen]
     wanted = tuple(i in slots for i in range(len(arrays)))
     value, gradients = backend(library).evaluate_with_gradients(call, wanted)
-    found = tuple(gradients[i] for i in slots)
-    return engine.unpacked(call.static, value), found if several else found[0]
+    selected = tuple(gradients[i] for i in slots)
+    return engine.unpacked(call.static, value), selected if several else selected[0]
 
 
 def _chosen(loss: Definition, argnums: Any) -> tuple[tuple[int | str, ...], bool]:
@@ -75,13 +75,13 @@ def _function(loss: Callable[..., Any] | str) -> Any:
     from cupylosses import functional
 
     names = (*registry(), *functions())
-    found = getattr(functional, loss, None) if isinstance(loss, str) and loss in names else loss
-    if not isinstance(getattr(found, "loss", None), Definition):
+    function = getattr(functional, loss, None) if isinstance(loss, str) and loss in names else loss
+    if not isinstance(getattr(function, "loss", None), Definition):
         raise TypeError(
             f"value_and_grad: `loss` must be a function of cupylosses.functional or its name, got {loss!r}; "
             f"there are {', '.join(names)}."
         )
-    return found
+    return function
 
 
 def slot_of(call: Call, argument: int | str) -> int:

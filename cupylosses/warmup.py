@@ -120,16 +120,16 @@ def warmup(
     """
     begin = perf_counter()
     calls: list[tuple[Any, list[Any], str]] = []
-    chosen = list(_functions(losses))
+    entries = list(_functions(losses))
     for name in options:
-        if not any(name in dict(function.loss.arguments) for function, _ in chosen):
-            raise TypeError(f"warmup: `{name}` is an argument of none of {', '.join(x.loss.name for x, _ in chosen)}.")
-    for function, kept in chosen:
-        own = {n: x for n, x in options.items() if n in dict(function.loss.arguments)}
-        given = kept | own
-        reductions = _reductions(function.loss, given.pop("reduction", None))
+        if not any(name in dict(function.loss.arguments) for function, _ in entries):
+            raise TypeError(f"warmup: `{name}` is an argument of none of {', '.join(x.loss.name for x, _ in entries)}.")
+    for function, kept in entries:
+        accepted = {n: x for n, x in options.items() if n in dict(function.loss.arguments)}
+        arguments = kept | accepted
+        reductions = _reductions(function.loss, arguments.pop("reduction", None))
         for types, sizes, reduction in product(_several(dtypes), _several(shapes), reductions):
-            call = _call(function, types, sizes, given | reduction)
+            call = _call(function, types, sizes, arguments | reduction)
             calls.append((call, [_wanted(call, argnums)] if backward else [], _promoted(call, autocast)))
     place = _gpu(device) if architecture is None else _elsewhere(architecture, device)
     recorder = KernelRecorder(place.chip() if any(x.loss.engine.needs_chip for x, _, _ in calls) else None)
@@ -186,17 +186,17 @@ def _functions(losses: Any) -> Iterable[tuple[Any, dict[str, Any]]]:
         yield function, {n: value for n, value in kept.items() if value is not None}
 
 
-def _reductions(loss: Definition, given: Any) -> list[dict[str, Any]]:
+def _reductions(loss: Definition, requested: Any) -> list[dict[str, Any]]:
     """Reductions as keyword arguments: those given or the default; no argument if the function has none."""
     default = dict(loss.arguments).get("reduction")
     if default is None:
         return [{}]
-    given = default if given is None else given
-    return [{"reduction": x} for x in ([given] if isinstance(given, str) else given)]
+    requested = default if requested is None else requested
+    return [{"reduction": x} for x in ([requested] if isinstance(requested, str) else requested)]
 
 
-def _several(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else [given]
+def _several(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else [values]
 
 
 def _call(function: Any, dtypes: Any, shapes: Any, options: Mapping[str, Any]) -> Call:
@@ -209,10 +209,10 @@ def _call(function: Any, dtypes: Any, shapes: Any, options: Mapping[str, Any]) -
     #: Dtype and shape of each array argument if it is given as True, by name.
     arrays = loss.engine.placeholders(loss, names, sizes, options)
     needed = [x.name for x in loss.operands if x.default is None and x.name not in options]
-    given = {n: placeholder(*arrays[n]) for n in needed}
+    arguments = {n: placeholder(*arrays[n]) for n in needed}
     for name, value in options.items():
-        given[name] = _array(value, *arrays[name]) if name in arrays else value
-    return function.prepare(**given)
+        arguments[name] = _array(value, *arrays[name]) if name in arrays else value
+    return function.prepare(**arguments)
 
 
 def _is_single(shapes: Any) -> bool:
@@ -231,11 +231,11 @@ def _array(value: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return placeholder(dtype, value) if isinstance(value, (tuple, list)) else value
 
 
-def _dtype(given: Any) -> str:
+def _dtype(dtype: Any) -> str:
     """Name of a dtype that is given by name, or as a dtype of torch or NumPy."""
-    name = getattr(given, "__name__", None) or getattr(given, "name", None) or str(given).removeprefix("torch.")
+    name = getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
     if name not in interop.ITEMSIZE:
-        raise TypeError(f"warmup: `dtypes` must be among {', '.join(interop.ITEMSIZE)}, got {given!r}.")
+        raise TypeError(f"warmup: `dtypes` must be among {', '.join(interop.ITEMSIZE)}, got {dtype!r}.")
     return name
 
 
@@ -300,8 +300,8 @@ def _gpu(device: Any) -> _Place:
 
 def _elsewhere(architecture: str, device: Any) -> _Place:
     """An absent GPU of this architecture, for which kernels are compiled into CuPy's cache on disk."""
-    found = _ARCHITECTURE.fullmatch(architecture)
-    if not found:
+    match = _ARCHITECTURE.fullmatch(architecture)
+    if not match:
         raise ValueError(f"warmup: `architecture` must be one such as 'sm_90', got {architecture!r}.")
     if device is not None:
         raise ValueError(f"warmup: either `device` or `architecture`, got {device!r} and {architecture!r}.")
@@ -316,9 +316,9 @@ def _elsewhere(architecture: str, device: Any) -> _Place:
     @contextmanager
     def filling() -> Iterator[Callable[[Kernel, int], object]]:
         with compiler.without_gpu() as fill:
-            yield lambda variant, _: fill(variant, found[1])
+            yield lambda variant, _: fill(variant, match[1])
 
-    return _Place(architecture, partial(gpu.chip, int(found[1])), filling)
+    return _Place(architecture, partial(gpu.chip, int(match[1])), filling)
 
 
 def _gpus() -> int:

@@ -177,13 +177,13 @@ def _plan(call: Call, device: CupyDevice, writes: int) -> Any:
         writes,
         *[(x.dtype.name, x.shape, x.strides, x.data.ptr & 15) for x in call.arrays],
     )
-    found = plans.get(key)
-    if found is None:
+    plan = plans.get(key)
+    if plan is None:
         engine = call.loss.engine
         engine.check(call)
         tensors = tuple([TensorSpec(x.dtype.name, x.shape, device.strides(x), x.data.ptr % 16) for x in call.arrays])
         machine = Machine.of(device)
         copies = engine.copies(call, tensors, machine, writes)
         promoted = engine.promoted(call, zero_d_widens=True)
-        found = plans.keep(key, dict(copies) if copies else engine.plan(call, tensors, promoted, machine))
-    return found
+        plan = plans.keep(key, dict(copies) if copies else engine.plan(call, tensors, promoted, machine))
+    return plan

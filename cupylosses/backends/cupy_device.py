@@ -49,12 +49,12 @@ class CupyDevice(engine_device.Device):
         return x.astype(cupy.float64).reshape(())
 
     def copy(self, array: Any, strides: tuple[int, ...]) -> Any:
-        found = self.empty(array.shape, strides, array.dtype.name)
+        copy = self.empty(array.shape, strides, array.dtype.name)
         source = array.data.ptr, self.strides(array)
-        if relayout.copy(self, array.shape, source, (found.data.ptr, strides), array.itemsize):
-            return found
-        self.assign(found, array)
-        return found
+        if relayout.copy(self, array.shape, source, (copy.data.ptr, strides), array.itemsize):
+            return copy
+        self.assign(copy, array)
+        return copy
 
     def counted(self, target: Any, ignored: int | None, mask: Any) -> Any:
         used = target.reshape(-1) != ignored if ignored is not None else None
@@ -66,9 +66,9 @@ class CupyDevice(engine_device.Device):
         return array[index]
 
     def spread(self, array: Any, index: Any, count: int) -> Any:
-        found = cupy.zeros((count, *array.shape[1:]), array.dtype)
-        found[index] = array
-        return found
+        rows = cupy.zeros((count, *array.shape[1:]), array.dtype)
+        rows[index] = array
+        return rows
 
     def viewed(self, matrix: Any, dtype: str) -> Any:
         return matrix.view(dtype_of(dtype))
@@ -78,13 +78,13 @@ class CupyDevice(engine_device.Device):
 
     def padded(self, matrix: Any, rows: int, columns: int) -> Any:
         height, width = matrix.shape
-        found = self.empty((rows, columns), (columns, 1), matrix.dtype.name)
-        self.assign(found[:height, :width], matrix)
+        padded = self.empty((rows, columns), (columns, 1), matrix.dtype.name)
+        self.assign(padded[:height, :width], matrix)
         if rows > height:
-            self.clear_columns(found[height:], 0)
+            self.clear_columns(padded[height:], 0)
         if columns > width:
-            self.clear_columns(found[:height], width)
-        return found
+            self.clear_columns(padded[:height], width)
+        return padded
 
     def clear_columns(self, matrix: Any, first: int) -> None:
         matrix.view(_bits(matrix))[:, first:] = 0

@@ -24,9 +24,9 @@ def evaluate(call: Call) -> Any:
         raise checks.no_bfloat16(loss)
     # Silences NumPy's warnings: results for empty sums and infinities are well defined.
     with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        found = engine.reference(call, promoted)
+        result = engine.reference(call, promoted)
     # Some NumPy operations return 0-d arrays, most return NumPy scalars; `[()]` turns both into scalars.
-    return found if isinstance(found, tuple) else found[()]
+    return result if isinstance(result, tuple) else result[()]
 
 
 def evaluate_with_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, list[Any]]:
@@ -38,12 +38,12 @@ def evaluate_with_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, 
             f'{call.loss.name}: gradients of NumPy arrays need torch: `pip install "cupylosses[torch]"`.'
         ) from error
     tensors = tuple([_tensor(x) for x in call.arrays])
-    found, gradients = evaluation.evaluate_with_gradients(call._replace(arrays=tensors), wanted)
-    if isinstance(found, tuple):
-        parts: list[Any] = [None if x is None else x.numpy()[()] for x in found]
-        value: Any = type(found)(*parts)
+    result, gradients = evaluation.evaluate_with_gradients(call._replace(arrays=tensors), wanted)
+    if isinstance(result, tuple):
+        parts: list[Any] = [None if x is None else x.numpy()[()] for x in result]
+        value: Any = type(result)(*parts)
     else:
-        value = found.numpy()[()]
+        value = result.numpy()[()]
     return value, [None if g is None else g.numpy() for g in gradients]
 
 

@@ -350,8 +350,8 @@ class Definition:
         if name == self.operands[0].name:
             return "_Array"
         arguments: tuple[Operand | Parameter | Flag, ...] = (*self.operands, *self.parameters, *self.flags)
-        own = {x.name: x.annotation for x in arguments}
-        return self.annotations.get(name) or own.get(name, "bool | None")
+        declared = {x.name: x.annotation for x in arguments}
+        return self.annotations.get(name) or declared.get(name, "bool | None")
 
     @property
     def reserved(self) -> Collection[str]:
@@ -400,12 +400,14 @@ class Definition:
         ``positional`` lists the arguments that can be passed by position, in torch's order for torch's losses; without
         it they are the operands, the options and the reduction. All others follow ``("*", ...)`` and are keyword-only.
         """
-        own: dict[str, Any] = {x.name: ... if x.default is None else None for x in self.operands}
-        own |= {x.name: x.default for x in self.options}
-        first = self.positional.split() or [*own, "reduction"]
-        every = own | dict(LEGACY if self.legacy else {}) | dict(self.common)
-        rest = [x for x in every if x not in first]
-        return tuple((x, every[x] if x != "*" else ...) for x in (*first, "*", *rest) if x == "*" or x in every)
+        declared: dict[str, Any] = {x.name: ... if x.default is None else None for x in self.operands}
+        declared |= {x.name: x.default for x in self.options}
+        first = self.positional.split() or [*declared, "reduction"]
+        defaults = declared | dict(LEGACY if self.legacy else {}) | dict(self.common)
+        keyword_only = [x for x in defaults if x not in first]
+        return tuple(
+            (x, defaults[x] if x != "*" else ...) for x in (*first, "*", *keyword_only) if x == "*" or x in defaults
+        )
 
     #: True for the library's own definitions, which every process has under the name alone.
     shipped: ClassVar[bool] = False
@@ -443,8 +445,8 @@ class Definition:
 
     def bind(self, parameters: Sequence[float], flags: Sequence[int]) -> dict[str, Any]:
         """Parameters and flags of a call by name, as keyword arguments of the reference formula."""
-        chosen = [x.choices[i] for x, i in zip(self.flags, flags, strict=True)]
-        return dict(zip((x.name for x in self.options), (*parameters, *chosen), strict=True))
+        values = [x.choices[i] for x, i in zip(self.flags, flags, strict=True)]
+        return dict(zip((x.name for x in self.options), (*parameters, *values), strict=True))
 
     def choose(self, values: Mapping[str, Any]) -> tuple[int, ...]:
         """Index of each flag's choice; kernels are specialised on these indices."""

@@ -56,14 +56,14 @@ def _pairs(a: Dependence, b: Dependence) -> Pairs:
 def joined(parts: Sequence[Dependence], curved: Sequence[tuple[int, int]]) -> Dependence:
     """Abstract value of a function of ``parts`` that is curved along the given pairs of arguments, by position."""
     operands = frozenset[str]().union(*(x.operands for x in parts))
-    own = (_pairs(parts[i], parts[j]) for i, j in curved)
-    return Dependence(operands, frozenset[tuple[str, str]]().union(*(x.curved for x in parts), *own))
+    pairs = (_pairs(parts[i], parts[j]) for i, j in curved)
+    return Dependence(operands, frozenset[tuple[str, str]]().union(*(x.curved for x in parts), *pairs))
 
 
 def evaluate(expression: str, known: Mapping[str, Dependence]) -> Dependence:
     """Abstract value of an expression; ``known`` holds the values of its names, except for plain numbers."""
-    found: Dependence = _Evaluation(known).visit(tree(expression))
-    return found
+    value: Dependence = _Evaluation(known).visit(tree(expression))
+    return value
 
 
 def of_names(names: Sequence[str]) -> dict[str, Dependence]:
@@ -73,8 +73,8 @@ def of_names(names: Sequence[str]) -> dict[str, Dependence]:
 
 def of_flags(flags: Sequence[Flag], choices: Sequence[int]) -> dict[str, Dependence]:
     """Abstract values of flags, by name; the truth value is known if a flag has two choices."""
-    chosen = zip(flags, choices, strict=True)
-    return {x.name: Dependence(flag=bool(i) if len(x.choices) == 2 else None) for x, i in chosen}
+    pairs = zip(flags, choices, strict=True)
+    return {x.name: Dependence(flag=bool(i) if len(x.choices) == 2 else None) for x, i in pairs}
 
 
 def vanishing(names: Sequence[str], moving: Sequence[bool], curved: Pairs) -> tuple[bool, ...]:
@@ -106,10 +106,10 @@ class _Evaluation(ast.NodeVisitor):
         return Dependence(flag=None if None in flags else not decisive)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Dependence:
-        found: Dependence = self.visit(node.operand)
+        operand: Dependence = self.visit(node.operand)
         if isinstance(node.op, ast.USub):
-            return found._replace(flag=None)
-        return Dependence(flag=None if found.flag is None else not found.flag)
+            return operand._replace(flag=None)
+        return Dependence(flag=None if operand.flag is None else not operand.flag)
 
     def visit_BinOp(self, node: ast.BinOp) -> Dependence:
         parts = [self.visit(node.left), self.visit(node.right)]
@@ -123,6 +123,6 @@ class _Evaluation(ast.NodeVisitor):
             if parts[0].flag is not None:
                 return parts[1 if parts[0].flag else 2]
             parts = parts[1:]
-        every = [(i, j) for i in range(len(parts)) for j in range(i + 1)]
-        found = joined(parts, _CURVED.get(name, every))
-        return Dependence() if name == "zero_unless_nan" else found
+        all_pairs = [(i, j) for i in range(len(parts)) for j in range(i + 1)]
+        value = joined(parts, _CURVED.get(name, all_pairs))
+        return Dependence() if name == "zero_unless_nan" else value

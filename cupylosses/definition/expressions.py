@@ -86,13 +86,15 @@ _PRIMITIVE = re.compile(
 @cache
 def primitives() -> Mapping[str, Primitive]:
     """The primitives by name, in the order of their files."""
-    found = {}
+    by_name = {}
     for file in PRIMITIVES:
         for match in _PRIMITIVE.finditer((kernel_directory() / file).read_text(encoding="utf-8")):
             names = [x.split()[-1].lstrip("&") for x in match["parameters"].split(",") if not x.rstrip().endswith(">")]
             comment = " ".join(line.strip("/ ") for line in match["comment"].splitlines())
-            found[match["name"]] = Primitive(match["name"], tuple(x for x in names if x.isidentifier()), comment, file)
-    return found
+            by_name[match["name"]] = Primitive(
+                match["name"], tuple(x for x in names if x.isidentifier()), comment, file
+            )
+    return by_name
 
 
 class Part(NamedTuple):
@@ -150,8 +152,8 @@ class _Checker:
         self.levels = [_Level()]
 
     def run(self) -> None:
-        found = [x for x in _TOKEN.finditer(self.expression) if x.lastgroup != "space"]
-        tokens = [_Token(str(x.lastgroup), x[0], x.start()) for x in found]
+        matches = [x for x in _TOKEN.finditer(self.expression) if x.lastgroup != "space"]
+        tokens = [_Token(str(x.lastgroup), x[0], x.start()) for x in matches]
         if not tokens:
             raise ExpressionError(f"{self.part.line(0)}: the expression is empty; there are {', '.join(self.names)}.")
         before, complete = None, False

@@ -66,11 +66,11 @@ def named(key: str) -> Any:
         LookupError: No loss of that key has been defined in this process.
     """
     key, _, modification = key.partition("~")
-    found = _named.get(key)
-    if found is None:
+    definition = _named.get(key)
+    if definition is None:
         name = key.partition("-")[0]
         raise LookupError(
             f"cupylosses: a graph needs the loss {name!r} ({key}), which this process has not defined. Import what "
             "calls `define_loss` or `define_statistics` for it, with the same expressions, before the graph runs."
         )
-    return found.engine.modified(found, modification) if modification else found
+    return definition.engine.modified(definition, modification) if modification else definition

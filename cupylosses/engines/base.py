@@ -279,10 +279,10 @@ class Plan(ABC):
 
     def writable(self, wanted: Wanted) -> Wanted:
         """Returns the wanted gradients that the value's kernel can write."""
-        found = self._writable.get(wanted)
-        if found is None:
-            found = self._writable[wanted] = tuple([w and s for w, s in zip(wanted, self.speculative, strict=True)])
-        return found
+        writable = self._writable.get(wanted)
+        if writable is None:
+            writable = self._writable[wanted] = tuple([w and s for w, s in zip(wanted, self.speculative, strict=True)])
+        return writable
 
     def summed(self, wanted: Wanted) -> Wanted:
         """Returns the wanted gradients that the value's kernel can sum up in its own pass.
@@ -293,11 +293,11 @@ class Plan(ABC):
 
     def ahead(self, wanted: Wanted) -> Wanted:
         """Returns the wanted gradients that need no pass over the arrays besides the one of the value's kernel."""
-        found = self._ahead.get(wanted)
-        if found is None:
+        ahead = self._ahead.get(wanted)
+        if ahead is None:
             pairs = zip(self.writable(wanted), self.summed(wanted), strict=True)
-            found = self._ahead[wanted] = tuple([w or s for w, s in pairs])
-        return found
+            ahead = self._ahead[wanted] = tuple([w or s for w, s in pairs])
+        return ahead
 
     def follows_value(self, wanted: Wanted) -> bool:
         """True if the check needs data that the value's kernel stores, such as partial sums.
@@ -329,8 +329,8 @@ class Plan(ABC):
     def allocation(self, slot: int) -> tuple[Any, ...]:
         """Returns the arguments of `Device.empty` for the gradient of an array."""
         x = self.tensors[slot]
-        found = x.shape, self.gradient_strides(slot), x.dtype
-        return (*found, self.misalignment) if slot < self.misaligned else found
+        arguments = x.shape, self.gradient_strides(slot), x.dtype
+        return (*arguments, self.misalignment) if slot < self.misaligned else arguments
 
     def gradient_strides(self, slot: int) -> tuple[int, ...]:
         """Returns the strides of the gradient of an array."""
@@ -338,10 +338,10 @@ class Plan(ABC):
 
     def buffers(self, wanted: Wanted) -> list[tuple[int, tuple[Any, ...]]]:
         """Returns the slot and `allocation` of each wanted gradient."""
-        found = self._buffers.get(wanted)
-        if found is None:
-            found = self._buffers[wanted] = [(slot, self.allocation(slot)) for slot, w in enumerate(wanted) if w]
-        return found
+        buffers = self._buffers.get(wanted)
+        if buffers is None:
+            buffers = self._buffers[wanted] = [(slot, self.allocation(slot)) for slot, w in enumerate(wanted) if w]
+        return buffers
 
     @property
     def with_aligned_gradients(self) -> Plan:

@@ -23,12 +23,12 @@ class PlanCache:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def keep(self, key: Any, found: Any) -> Any:
-        """Stores ``found`` under ``key`` and returns it."""
+    def keep(self, key: Any, entry: Any) -> Any:
+        """Stores ``entry`` under ``key`` and returns it."""
         if len(self._plans) >= self.size:
             self.clear()
-        self._plans[key] = found
-        return found
+        self._plans[key] = entry
+        return entry
 
     def clear(self) -> None:
         """Drops all plans and calls the listeners."""
@@ -77,17 +77,17 @@ class SettingsCache:
             return make()
         if defaults is None or not all(map(is_, settings, defaults)):
             key = (*key, *map(id, settings))
-        found = self.get(key) or self.keep(key, make(), settings)
-        return found[0]
+        entry = self.get(key) or self.keep(key, make(), settings)
+        return entry[0]
 
     def keep(self, key: Any, made: Any, settings: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """Caches ``made`` unless one of its settings is mutable. Returns ``made`` and the settings."""
-        found = made, settings
+        entry = made, settings
         if all([type(x).__name__ in self._constant for x in settings]):
             if len(self._kept) >= self.size:
                 self._kept.clear()
-            self._kept[key] = found
-        return found
+            self._kept[key] = entry
+        return entry
 
 
 plans = PlanCache()

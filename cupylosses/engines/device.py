@@ -159,12 +159,12 @@ class Device(ABC):
         if capturing:
             array = self.full(need, 0.0)
             return array, self.address(array)
-        found = self._workspaces.get(stream)
-        if found is None or found[2] < need:
+        workspace = self._workspaces.get(stream)
+        if workspace is None or workspace[2] < need:
             size = max(need, 1024)
             array = self.kept(size, 0.0)
-            found = self._workspaces[stream] = (array, self.address(array), size)
-        return found[0], found[1]
+            workspace = self._workspaces[stream] = (array, self.address(array), size)
+        return workspace[0], workspace[1]
 
     def status(self) -> int:
         """Returns the address of the status words, for reports of labels out of range.

@@ -117,20 +117,20 @@ class GradScaleCheck:
         "written",
     )
 
-    def __init__(self, plan: Plan, found: OnePass, stream: int, capturing: bool) -> None:
+    def __init__(self, plan: Plan, one_pass: OnePass, stream: int, capturing: bool) -> None:
         # Everything that backward needs is in this object.
-        device = self.device = found.device
-        self.stream, self.spare = None if capturing else stream, found.spare[stream]
-        self.complete, self.launcher, self.place = found.complete, found.check, found.place
-        self.written = found.written
+        device = self.device = one_pass.device
+        self.stream, self.spare = None if capturing else stream, one_pass.spare[stream]
+        self.complete, self.launcher, self.place = one_pass.complete, one_pass.check, one_pass.place
+        self.written = one_pass.written
         self.strides = plan.operand_strides
-        count = found.records
-        self.records = device.full(count, 0.0) if found.zeroed else device.empty((count,), (1,), "float64")
-        self.workspace, workspace = device.workspace(stream, found.partials, capturing)
-        self.addresses = workspace, device.expectation(found.slot), device.address(self.records)
+        count = one_pass.records
+        self.records = device.full(count, 0.0) if one_pass.zeroed else device.empty((count,), (1,), "float64")
+        self.workspace, workspace = device.workspace(stream, one_pass.partials, capturing)
+        self.addresses = workspace, device.expectation(one_pass.slot), device.address(self.records)
         #: Addresses of the arrays.
         self.pointers: Sequence[int] = ()
-        self.arguments, (self.first, self.second) = compiler.arguments(found.place + 1, found.launches)
+        self.arguments, (self.first, self.second) = compiler.arguments(one_pass.place + 1, one_pass.launches)
 
     def run(self, grad_output: int, pointers: Sequence[int]) -> bool:
         """Launches the check, which corrects the gradients if the true ``grad_output`` is not the recorded one.
@@ -265,30 +265,30 @@ def value_and_gradients(
     if plan.composite:
         return plan.run_value_and_gradients(Inputs(device, pointers, scalars, divisor), wanted, auxiliary)
     try:
-        found = plan.one_pass[wanted, divisor.counted]
+        one_pass = plan.one_pass[wanted, divisor.counted]
     except KeyError:
-        found = OnePass(plan, device, wanted, divisor.counted) if any(plan.ahead(wanted)) else None
-        plan.one_pass[wanted, divisor.counted] = found
-    if found is None:
+        one_pass = OnePass(plan, device, wanted, divisor.counted) if any(plan.ahead(wanted)) else None
+        plan.one_pass[wanted, divisor.counted] = one_pass
+    if one_pass is None:
         return value(plan, device, pointers, scalars, divisor, auxiliary), None
     stream = device.stream()
     if stream != 0 and device.capturing():
-        check = GradScaleCheck(plan, found, stream, True)
+        check = GradScaleCheck(plan, one_pass, stream, True)
     else:
         try:
-            check = found.spare[stream].pop()
+            check = one_pass.spare[stream].pop()
         except IndexError:
-            check = GradScaleCheck(plan, found, stream, False)
+            check = GradScaleCheck(plan, one_pass, stream, False)
     check.pointers = pointers
     result = device.empty((), (), plan.result)
-    gradients: list[Any] = found.nothing.copy()
+    gradients: list[Any] = one_pass.nothing.copy()
     addresses = []
     allocate = device.zeros if plan.clears else device.empty
-    for slot, allocation in found.buffers:
+    for slot, allocation in one_pass.buffers:
         array = gradients[slot] = allocate(*allocation)
         addresses.append(device.address(array))
     workspace, expected, records = check.addresses
-    found.first.pack(
+    one_pass.first.pack(
         check.arguments,
         0,
         *pointers,
@@ -296,13 +296,13 @@ def value_and_gradients(
         *(auxiliary or plan.no_auxiliary),
         workspace,
         device.address(result),
-        *found.absent,
+        *one_pass.absent,
         expected,
         records,
         *scalars,
         *divisor.arguments,
     )
-    found.first.launch(stream, check.first)
+    one_pass.first.launch(stream, check.first)
     return result, (check, gradients)
 
 
@@ -326,8 +326,8 @@ def verified_gradients(
     launcher = plan.check(wanted, divisor.counted)
     # The grad_output of a sum of values per row does not predict that of a mean. It does not become the expected one.
     expected = device.expectation(plan.slot) if plan.scalar else 0
-    own = check_arguments(plan, wanted, grad_output, expected)
-    launcher(device.stream(), *pointers, *addresses, *own, *scalars, *divisor.arguments)
+    stage_arguments = check_arguments(plan, wanted, grad_output, expected)
+    launcher(device.stream(), *pointers, *addresses, *stage_arguments, *scalars, *divisor.arguments)
     return gradients
 
 
@@ -347,9 +347,9 @@ def _without_upstream(launch: Bound, wanted: Wanted, grad_output: int, speculati
     if speculation is not None and speculation[0].run(grad_output, pointers):
         return speculation[1]
     if plan.follows_value(wanted):
-        _, found = value_and_gradients(*launch, wanted)
-        assert found is not None, "there are gradients"
-        check, gradients = found
+        _, new_speculation = value_and_gradients(*launch, wanted)
+        assert new_speculation is not None, "there are gradients"
+        check, gradients = new_speculation
         check.run(grad_output, pointers)
         return gradients
     if True in (writable := plan.writable(wanted)):
@@ -370,8 +370,8 @@ def unreduced(
         return plan.run_value(Inputs(device, pointers, scalars, divisor), auxiliary)
     step = plan.unreduced_step(divisor.counted)
     values = device.empty(plan.shape, plan.strides, plan.result)
-    own = (*(auxiliary or plan.no_auxiliary), device.address(values))
-    _run(step, device, pointers, own, scalars, divisor)
+    stage_arguments = (*(auxiliary or plan.no_auxiliary), device.address(values))
+    _run(step, device, pointers, stage_arguments, scalars, divisor)
     return values
 
 
@@ -416,20 +416,20 @@ def _run(
     step: Step,
     device: Device,
     pointers: Sequence[int],
-    own: Sequence[int],
+    stage_arguments: Sequence[int],
     scalars: Sequence[float],
     divisor: Divisor,
 ) -> None:
     partials = device.empty((step.partials,), (1,), "float64") if step.partials else None
     if step.partials is not None:
-        own = (*own, 0 if partials is None else device.address(partials))
+        stage_arguments = (*stage_arguments, 0 if partials is None else device.address(partials))
     stream = device.stream()
     if step.workspace:
         # The array stays alive until the launch; a graph that captures the launch owns it afterwards.
         _kept, workspace = device.workspace(stream, step.workspace, stream != 0 and device.capturing())
-        own = (*own, workspace)
+        stage_arguments = (*stage_arguments, workspace)
     for launcher in step.launchers:
-        launcher(stream, *pointers, *own, *scalars, *divisor.arguments)
+        launcher(stream, *pointers, *stage_arguments, *scalars, *divisor.arguments)
 
 
 def residual(plan: Plan, device: Device) -> Any:
@@ -468,8 +468,8 @@ def from_residual(
     else:
         gradients, addresses = [over, *[None] * (len(wanted) - 1)], [device.address(over)]
     launcher = plan.launcher("from_residual", wanted, divisor.counted)
-    own = residual, grad_output, int(per_row)
-    launcher(device.stream(), *pointers, *addresses, *own, *scalars, *divisor.arguments)
+    stage_arguments = residual, grad_output, int(per_row)
+    launcher(device.stream(), *pointers, *addresses, *stage_arguments, *scalars, *divisor.arguments)
     return gradients
 
 
@@ -493,15 +493,15 @@ def hvp(
     if plan.composite:
         return plan.run_hvp(Inputs(device, pointers, scalars, divisor), wanted, grad_output)
     if plan.fused_hvp:
-        value, own = None, [grad_output]
+        value, stage_arguments = None, [grad_output]
         alone = plan.has_product and not has_value
         if not alone:
             value = device.empty(plan.shape, plan.strides, plan.result)
-            own = [device.address(value), grad_output]
+            stage_arguments = [device.address(value), grad_output]
         wanted = tuple([w or a for w, a in zip(wanted, plan.always_written, strict=True)])
         changed, addresses = gradient_buffers(plan, device, wanted)
         launcher = plan.launcher("product" if alone else "hvp", wanted, divisor.counted)
-        launcher(device.stream(), *pointers, *addresses, *own, *scalars, *divisor.arguments)
+        launcher(device.stream(), *pointers, *addresses, *stage_arguments, *scalars, *divisor.arguments)
         return value, changed
     launch = plan, device, pointers, scalars, divisor
     vanishing = tuple([w and v for w, v in zip(wanted, plan.vanishing, strict=True)])
@@ -512,10 +512,10 @@ def hvp(
         along, speculation = value_and_gradients(*launch, wanted)
     elif has_value:
         along = reduced_or_not(*launch)
-    found: list[Any] = [None] * len(wanted)
+    products: list[Any] = [None] * len(wanted)
     if True in wanted:
-        found = gradients(*launch, wanted, grad_output, grad_output_strides, speculation)
-    return along, [x if z is None else z for x, z in zip(found, zeros(plan, device, vanishing), strict=True)]
+        products = gradients(*launch, wanted, grad_output, grad_output_strides, speculation)
+    return along, [x if z is None else z for x, z in zip(products, zeros(plan, device, vanishing), strict=True)]
 
 
 def zeros(plan: Plan, device: Device, wanted: Wanted) -> list[Any]:

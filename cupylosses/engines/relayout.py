@@ -140,8 +140,8 @@ def tiles(
     (a,), (b,) = inner, outer
     if min(sizes[a], sizes[b]) < max(LEAST_SIDE, -(-LEAST_BYTES // size)):
         return None
-    rest = [d for d in range(len(sizes)) if d not in (a, b)]
-    if len(rest) > MAX_RANK:
+    others = [d for d in range(len(sizes)) if d not in (a, b)]
+    if len(others) > MAX_RANK:
         return None
     # Tiles are square, or longer along one dimension if the other is short.
     most = TILE if prod(shape) >= MANY_TILES * TILE else SMALL_TILE
@@ -154,15 +154,15 @@ def tiles(
     def vector(misalignment: int, *steps: int) -> int:
         return 1 if misalignment % (pair * size) or any(x % pair for x in steps) else pair
 
-    read = vector(misalignment, sizes[a], here[b], *(here[d] for d in rest))
-    written = vector(target_misalignment, sizes[b], there[a], *(there[d] for d in rest))
-    count = -(-sizes[a] // across) * -(-sizes[b] // down) * prod(sizes[d] for d in rest)
+    read = vector(misalignment, sizes[a], here[b], *(here[d] for d in others))
+    written = vector(target_misalignment, sizes[b], there[a], *(there[d] for d in others))
+    count = -(-sizes[a] // across) * -(-sizes[b] // down) * prod(sizes[d] for d in others)
     if count > MAX_BLOCKS:
         return None
-    many = len(rest) > 1
-    sizes_of_rest = [sizes[d] for d in rest] or [1]
-    streams = [[x[d] for d in rest] or [0] for x in (here, there)]
-    words = dimension_words(sizes_of_rest, streams, MAX_RANK if many else 1)
+    many = len(others) > 1
+    other_sizes = [sizes[d] for d in others] or [1]
+    streams = [[x[d] for d in others] or [0] for x in (here, there)]
+    words = dimension_words(other_sizes, streams, MAX_RANK if many else 1)
     kernel = RelayoutKernel(size, read, written, across, down, many)
     return Tiles(kernel, count, (sizes[a], sizes[b], here[b], there[a], tuple(words)))
 
@@ -205,9 +205,9 @@ def copy(
 
     Returns False and copies nothing if a plain copy is as fast.
     """
-    found = tiles(tuple(shape), tuple(source[1]), tuple(target[1]), size, source[0] % 16, target[0] % 16)
-    if found is None:
+    geometry = tiles(tuple(shape), tuple(source[1]), tuple(target[1]), size, source[0] % 16, target[0] % 16)
+    if geometry is None:
         return False
-    launcher = _launcher(device, found.kernel, found.blocks, found.fixed)
+    launcher = _launcher(device, geometry.kernel, geometry.blocks, geometry.fixed)
     launcher(device.stream(), source[0], target[0])
     return True

@@ -29,8 +29,8 @@ def multiplier(divisor: int) -> int:
     """
     if divisor < 2:
         return 0
-    found = (1 << 63 + (divisor - 1).bit_length()) // divisor + 1
-    return found - (1 << 64 if found >> 63 else 0)
+    unsigned = (1 << 63 + (divisor - 1).bit_length()) // divisor + 1
+    return unsigned - (1 << 64 if unsigned >> 63 else 0)
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

@@ -39,13 +39,13 @@ def kernel(variant: Kernel) -> Any:
     two results would be unloaded, which is an error while a CUDA graph is captured. Different modules compile in
     parallel.
     """
-    found = _kernels.get(variant)
-    if found is None:
+    compiled = _kernels.get(variant)
+    if compiled is None:
         with _lock(variant):
-            found = _kernels.get(variant)
-            if found is None:
-                found = _kernels[variant] = _compile(variant)
-    return found
+            compiled = _kernels.get(variant)
+            if compiled is None:
+                compiled = _kernels[variant] = _compile(variant)
+    return compiled
 
 
 def _lock(variant: Kernel) -> Any:
@@ -256,11 +256,11 @@ class Launcher:
         _ensure_context()
         # CuPy loads a module on each device at the first request there.
         with _lock(variant):
-            found = kernel(variant)
+            compiled = kernel(variant)
             # The limit never decreases: earlier launchers of the kernel may need what they requested.
-            if shared > max(SHARED_BYTES - DECLARED_BYTES, found.max_dynamic_shared_size_bytes):
-                found.max_dynamic_shared_size_bytes = shared
-            return driver.launchKernel, found.kernel.ptr
+            if shared > max(SHARED_BYTES - DECLARED_BYTES, compiled.max_dynamic_shared_size_bytes):
+                compiled.max_dynamic_shared_size_bytes = shared
+            return driver.launchKernel, compiled.kernel.ptr
 
     @classmethod
     def at_once(cls, function: Any, block: int, shared: int) -> int:

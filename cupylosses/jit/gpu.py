@@ -59,6 +59,6 @@ def chip(capability: int, shared: int | None = None) -> Chip:
 
 def gpu(index: int) -> tuple[int, Chip]:
     """Returns the number of multiprocessors of a GPU and its limits, as the driver reports them."""
-    found = interop.cupy().cuda.Device(index)
-    shared = found.attributes["MaxSharedMemoryPerBlockOptin"]
-    return found.attributes["MultiProcessorCount"], chip(int(found.compute_capability), shared)
+    device = interop.cupy().cuda.Device(index)
+    shared = device.attributes["MaxSharedMemoryPerBlockOptin"]
+    return device.attributes["MultiProcessorCount"], chip(int(device.compute_capability), shared)

@@ -19,11 +19,11 @@ def usable() -> int:
 
     More compiler threads than that take turns, and all other threads wait for theirs.
     """
-    found = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    processors = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     for paths in QUOTAS:
         # A quota of "max" or -1 means unlimited.
         with suppress(OSError, ValueError):
             quota, period = map(int, " ".join([Path(x).read_text("ascii") for x in paths]).split())
             if quota > 0 and period > 0:
-                found = min(found, quota / period)
-    return max(1, ceil(found))
+                processors = min(processors, quota / period)
+    return max(1, ceil(processors))

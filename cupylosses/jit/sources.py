@@ -30,8 +30,8 @@ def without_unused_primitives(files: tuple[str, ...], glue: str) -> tuple[str, .
     They would take a twentieth of the compile time of the gradient of ``mse_loss``.
     """
     words = set(_WORD.findall(glue))
-    own = dict.fromkeys([_OPERATORS, *(x.file for x in primitives().values() if x.name in words)])
-    return tuple([y for x in files for y in (own if x == _PRIMITIVES else (x,))])
+    used = dict.fromkeys([_OPERATORS, *(x.file for x in primitives().values() if x.name in words)])
+    return tuple([y for x in files for y in (used if x == _PRIMITIVES else (x,))])
 
 
 @cache

@@ -118,13 +118,13 @@ def _norm(xp, x, p):
     x = xp.where(infinite[..., None], xp.ones_like(x), x)
     size = xp.abs(x)
     if p == 1:
-        found = xp.sum(size, axis=-1)
+        norm = xp.sum(size, axis=-1)
     elif p == inf:
-        found = xp.max(size, axis=-1)
+        norm = xp.max(size, axis=-1)
     elif p == 2:
         squares = xp.sum(x * x, axis=-1)
         nowhere = detached(squares) == 0
-        found = xp.where(nowhere, squares * 0, xp.sqrt(xp.where(nowhere, xp.ones_like(squares), squares)))
+        norm = xp.where(nowhere, squares * 0, xp.sqrt(xp.where(nowhere, xp.ones_like(squares), squares)))
     else:
         largest = detached(xp.max(size, axis=-1))
         scale = xp.where(largest == 0, xp.ones_like(largest), largest)
@@ -133,8 +133,8 @@ def _norm(xp, x, p):
         powers = xp.where(zero, xp.zeros_like(ratio), xp.where(zero, xp.ones_like(ratio), ratio) ** p)
         total = xp.sum(powers, axis=-1)
         nowhere = total == 0
-        found = xp.where(nowhere, total, scale * xp.where(nowhere, xp.ones_like(total), total) ** (1 / p))
-    return xp.where(infinite, xp.zeros_like(found) + inf, found)
+        norm = xp.where(nowhere, total, scale * xp.where(nowhere, xp.ones_like(total), total) ** (1 / p))
+    return xp.where(infinite, xp.zeros_like(norm) + inf, norm)
 
 
 def _hinge(xp, excess):

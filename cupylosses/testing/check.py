@@ -198,9 +198,9 @@ def function_for(loss: Definition) -> Callable[..., Any]:
 
     A modified loss has the function of its base.
     """
-    own = getattr(loss, "base", None) or loss
-    public = registry().get(own.name) is own
-    return getattr(functional, own.name) if public else build.function_of(own)
+    base = getattr(loss, "base", None) or loss
+    public = registry().get(base.name) is base
+    return getattr(functional, base.name) if public else build.function_of(base)
 
 
 def bind(
@@ -249,8 +249,8 @@ def run(
     value = function(*leaves)
     inputs = [x for x in leaves if x.requires_grad]
     upstream = grad_output if isinstance(grad_output, torch.Tensor) else torch.full_like(value, grad_output)
-    found = iter(torch.autograd.grad(value, inputs, upstream.to(value.dtype)) if inputs else ())
-    return Result(value.detach(), tuple(next(found) if w else None for w in wanted))
+    gradients = iter(torch.autograd.grad(value, inputs, upstream.to(value.dtype)) if inputs else ())
+    return Result(value.detach(), tuple(next(gradients) if w else None for w in wanted))
 
 
 def run_torch(
@@ -293,13 +293,13 @@ def perform(check: Check, operands: Sequence[Tensor] | None = None) -> Outcome:
         problems += wrong
         if wrong:
             continue
-        value, found = judge(ours.to(where), exact, theirs and theirs.to(where), check.biases(operands), factor)
+        value, comparisons = judge(ours.to(where), exact, theirs and theirs.to(where), check.biases(operands), factor)
         values.append(value)
-        gradients += found
+        gradients += comparisons
         if not value.ok:
             problems.append(f"value: {value}")
         names = [x for x, w in zip(check.names, check.gradients_of, strict=True) if w]
-        problems += [f"gradient of {name}: {c}" for name, c in zip(names, found, strict=True) if not c.ok]
+        problems += [f"gradient of {name}: {c}" for name, c in zip(names, comparisons, strict=True) if not c.ok]
     return Outcome(values[0] if values else None, tuple(gradients), tuple(problems), eager_call)
 
 
@@ -328,14 +328,14 @@ def _form(check: Check, operands: Sequence[Tensor], result: Result) -> list[str]
     return problems
 
 
-def _differences(what: str, x: Tensor, shape: Sequence[int], kind: Any, like: Tensor) -> list[str]:
+def _differences(name: str, x: Tensor, shape: Sequence[int], kind: Any, like: Tensor) -> list[str]:
     problems = []
     if tuple(x.shape) != tuple(shape):
-        problems.append(f"{what}: shape {tuple(x.shape)}, expected {tuple(shape)}")
+        problems.append(f"{name}: shape {tuple(x.shape)}, expected {tuple(shape)}")
     if x.dtype != kind:
-        problems.append(f"{what}: dtype {dtype_name(x.dtype)}, expected {dtype_name(kind)}")
+        problems.append(f"{name}: dtype {dtype_name(x.dtype)}, expected {dtype_name(kind)}")
     if x.device != like.device:
-        problems.append(f"{what}: on {x.device}, expected {like.device}")
+        problems.append(f"{name}: on {x.device}, expected {like.device}")
     return problems
 
 

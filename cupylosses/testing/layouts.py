@@ -55,11 +55,11 @@ class Layout:
 
     def shapes_of(self, loss: Loss, shape: Shape) -> list[Shape]:
         """Returns the shapes of the operands of a loss; an operand with one value per row keeps all dimensions."""
-        found = self.shapes(shape, len(loss.operands))
-        rank = max(map(len, found))
+        shapes = self.shapes(shape, len(loss.operands))
+        rank = max(map(len, shapes))
         return [
             (*(1,) * (rank - len(s)), *s) if operand.per_row and s else s
-            for operand, s in zip(loss.operands, found, strict=True)
+            for operand, s in zip(loss.operands, shapes, strict=True)
         ]
 
     def place(self, operands: Sequence[Tensor]) -> list[Tensor]:

@@ -70,8 +70,8 @@ def _check(
     shape: tuple[int, ...] | None = None,
 ) -> Check:
     """Returns a check of small operands, unless a shape is given."""
-    found = Check(loss, case or {}, (dtype,), reduction, device=device, function=function).small(layout)
-    return found if shape is None else replace(found, shape=shape)
+    check = Check(loss, case or {}, (dtype,), reduction, device=device, function=function).small(layout)
+    return check if shape is None else replace(check, shape=shape)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -117,10 +117,10 @@ def reads_any_upstream_gradient(
     check = _check(function, loss, case, dtype, "none", layout, device)
     operands, call, wanted = check.operands(), check.ours(), check.gradients_of
     for name, grad_output in upstream_gradients(call(*operands)):
-        found = run(call, operands, wanted, grad_output)
+        result = run(call, operands, wanted, grad_output)
         expected = check.truth(operands, grad_output.cpu(), "cpu")
         for operand, w, gradient, exact, bias in zip(
-            check.names, wanted, found.gradients, expected.gradients, check.biases(operands), strict=True
+            check.names, wanted, result.gradients, expected.gradients, check.biases(operands), strict=True
         ):
             require(not w or (gradient is not None and exact is not None), f"no gradient of {operand}")
             if w:
@@ -142,10 +142,10 @@ def differentiates_operands_alone_and_together(
     operands, call = check.operands(), check.ours()
     together = run(call, operands, check.gradients_of, -1.5)
     for wanted in product(*[(False, True) if w else (False,) for w in check.gradients_of]):
-        found = run(call, operands, wanted, -1.5)
+        result = run(call, operands, wanted, -1.5)
         names = "+".join(x for x, w in zip(check.names, wanted, strict=True) if w) or "none"
-        require(same_bits(found.value, together.value), f"value with gradients of {names} has other bits")
-        for operand, w, a, b in zip(check.names, wanted, found.gradients, together.gradients, strict=True):
+        require(same_bits(result.value, together.value), f"value with gradients of {names} has other bits")
+        for operand, w, a, b in zip(check.names, wanted, result.gradients, together.gradients, strict=True):
             if w:
                 require(
                     a is not None and b is not None and same_bits(a, b),

@@ -218,9 +218,9 @@ def _piece(
         at = tuple((~accepted).nonzero()[0].tolist())
         place = tuple((i.start or 0) + n for i, n in zip(index, at, strict=True))
         first = f"at {place}: got {result[at].item()!r}, expected {expected.exact[at].item()!r}"
-    own = _largest(error / unit), other_ulps
+    ulps = _largest(error / unit), other_ulps
     conditioned = _conditioned(error, expected, result.dtype)
-    return Comparison(result.numel(), rejected, *own, first, conditioned, other_conditioned)
+    return Comparison(result.numel(), rejected, *ulps, first, conditioned, other_conditioned)
 
 
 def _conditioned(error: Tensor, expected: Expected, kind: dtype) -> float:

@@ -78,8 +78,8 @@ def _saved_once(ctx: Any) -> tuple[torch.Tensor, ...]:
     """
     if "residual" not in ctx.__dict__:
         raise checks.used_up(ctx.launch[0].loss)
-    found: tuple[torch.Tensor, ...] = ctx.saved_tensors
-    return found
+    arrays: tuple[torch.Tensor, ...] = ctx.saved_tensors
+    return arrays
 
 
 def _address_of(grad_output: torch.Tensor) -> int | None:
@@ -95,10 +95,10 @@ def _updated(
 ) -> Sequence[torch.Tensor | None]:
     """Computes the gradients, and reports the arrays that backward has added to as modified to autograd."""
     updated = ctx.__dict__.get("updated", ())
-    found = _computed(ctx, (*saved, *updated), grad_output, speculation)
+    gradients = _computed(ctx, (*saved, *updated), grad_output, speculation)
     for x in updated:
         increment_version(x)
-    return found
+    return gradients
 
 
 def _computed(
@@ -135,11 +135,11 @@ def _computed(
         del ctx.residual
     over = arrays[0].detach() if plan.overwrites else None
     left = execute.residual_argument(plan, device, residual)
-    found = execute.from_residual(*launch, left, grad_output.data_ptr(), strides is not None, over)
+    gradients = execute.from_residual(*launch, left, grad_output.data_ptr(), strides is not None, over)
     if over is not None:
         # Other nodes of the graph may have saved the array, as tanh saves its result. Their backward now raises.
         increment_version(over)
-    return found
+    return gradients
 
 
 def _located(
@@ -153,8 +153,8 @@ def _located(
     now = [x.data_ptr() for x in arrays]
     if [x.stride() for x in arrays] == plan.operand_strides and (now == pointers or plan.aligned(now)):
         return plan, now, arrays
-    plan, now, found = relocated(plan, call, now, laid_out)
-    return plan, now, tuple(found)
+    plan, now, moved = relocated(plan, call, now, laid_out)
+    return plan, now, tuple(moved)
 
 
 def _with_residual(ctx: Any, launch: Launch) -> Sequence[Any]:
@@ -240,8 +240,8 @@ class Quotient(Function):
         if torch.is_grad_enabled():
             inputs = [x for x, needed in zip((total, below), ctx.needs_input_grad, strict=True) if needed]
             value = divide(interop.namespace(total), total, below)
-            found = iter(torch.autograd.grad(value, inputs, grad_output, create_graph=True))
-            return tuple([next(found) if needed else None for needed in ctx.needs_input_grad])
+            gradients = iter(torch.autograd.grad(value, inputs, grad_output, create_graph=True))
+            return tuple([next(gradients) if needed else None for needed in ctx.needs_input_grad])
         empty = below == 0
         of_total = (grad_output / below).masked_fill_(empty, 0.0)
         if not ctx.needs_input_grad[1]:

@@ -93,8 +93,8 @@ class TorchDevice(Device):
         return array.detach().index_select(0, index)
 
     def spread(self, array: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
-        found = array.new_zeros((count, *array.shape[1:]))
-        return found.index_copy_(0, index, array)
+        rows = array.new_zeros((count, *array.shape[1:]))
+        return rows.index_copy_(0, index, array)
 
     def viewed(self, matrix: torch.Tensor, dtype: str) -> torch.Tensor:
         return matrix.view(DTYPES[dtype])
@@ -104,13 +104,13 @@ class TorchDevice(Device):
 
     def padded(self, matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
         height, width = matrix.shape
-        found = matrix.new_empty((rows, columns))
-        found[:height, :width].copy_(matrix.detach())
+        padded = matrix.new_empty((rows, columns))
+        padded[:height, :width].copy_(matrix.detach())
         if rows > height:
-            found[height:].zero_()
+            padded[height:].zero_()
         if columns > width:
-            found[:height, width:].zero_()
-        return found
+            padded[:height, width:].zero_()
+        return padded
 
     def clear_columns(self, matrix: torch.Tensor, first: int) -> None:
         matrix[:, first:].zero_()
@@ -173,10 +173,10 @@ def set_host(device: TorchDevice | None) -> TorchDevice | None:
 def device_of(x: torch.Tensor) -> TorchDevice:
     """Returns the device that a tensor is on."""
     index = x.get_device()
-    found = devices.get(index)
-    if found is None:
-        found = devices[index] = TorchDevice(index)
-    return found
+    device = devices.get(index)
+    if device is None:
+        device = devices[index] = TorchDevice(index)
+    return device
 
 
 def has_kernels(x: torch.Tensor) -> bool:
@@ -205,12 +205,12 @@ def laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 def copied(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Returns a copy with these strides."""
-    found = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+    copy = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
     if has_kernels(x) and type(x) in PLAIN and not x.is_neg():
         device, size = device_of(x), x.element_size()
-        source, target = (x.data_ptr(), x.stride()), (found.data_ptr(), strides)
+        source, target = (x.data_ptr(), x.stride()), (copy.data_ptr(), strides)
         # Kernels are launched on the current device.
         here = not device.is_one_of_several or current_device() == device.index
         if here and relayout.copy(device, x.shape, source, target, size):
-            return found
-    return found.copy_(x.detach())
+            return copy
+    return copy.copy_(x.detach())

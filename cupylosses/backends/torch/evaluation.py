@@ -64,10 +64,10 @@ def evaluate(call: Parts, warn: bool = True) -> Any:
     if _is_transformed():
         return _transformed(Call(*call), warn)
     loss, arrays, static, scalars, normalizer = call
-    found = locate(loss, arrays, static)
-    if found is None:
+    located = locate(loss, arrays, static)
+    if located is None:
         return _without_kernels(Call(*call), warn)
-    plan, device, pointers, wanted = found
+    plan, device, pointers, wanted = located
     if plan is None:
         return evaluate(_of_copies(Call(*call), pointers), warn)
     if plan.composite:
@@ -82,8 +82,8 @@ def evaluate(call: Parts, warn: bool = True) -> Any:
         if plan.reports and device.report.value:
             loss.engine.raise_reported(device)
         scalars = (*scalars, device.status() if plan.reports else 0)
-    if plan.tallies and normalizer is None and (found_there := execute.tallied(plan, device, True in wanted)):
-        divisor = found_there
+    if plan.tallies and normalizer is None and (tallied := execute.tallied(plan, device, True in wanted)):
+        divisor = tallied
     elif normalizer is not None or plan.weighted or plan.counted:
         on_device = plan.counted
         if normalizer is not None:
@@ -161,21 +161,21 @@ def evaluate_with_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Any, 
     """Evaluates a loss and the wanted gradients of its sum."""
     leaves = tuple([x.detach().requires_grad_(w) for x, w in zip(call.arrays, wanted, strict=True)])
     with torch.enable_grad():
-        found = evaluate(call._replace(arrays=leaves))
+        result = evaluate(call._replace(arrays=leaves))
     inputs = [x for x, w in zip(leaves, wanted, strict=True) if w]
-    value = formulas.value_of(found)
+    value = formulas.value_of(result)
     if not inputs:
-        return found, [None] * len(wanted)
+        return result, [None] * len(wanted)
     grad_output = torch.ones((), dtype=value.dtype, device=value.device).expand(value.shape)
     gradients = iter(torch.autograd.grad(value, inputs, grad_output))
-    plain: Any = type(found)(value.detach(), *found[1:]) if isinstance(found, tuple) else value.detach()
+    plain: Any = type(result)(value.detach(), *result[1:]) if isinstance(result, tuple) else value.detach()
     return plain, [next(gradients) if w else None for w in wanted]
 
 
 def _loss(*arguments: Any) -> list[torch.Tensor]:
-    arrays, *rest = arguments
-    found = evaluate(Spec(*rest).call(arrays))
-    return [x for x in found if x is not None] if isinstance(found, tuple) else [found]
+    arrays, *fields = arguments
+    result = evaluate(Spec(*fields).call(arrays))
+    return [x for x in result if x is not None] if isinstance(result, tuple) else [result]
 
 
 ops.library.impl("loss", _loss, "CompositeImplicitAutograd")

@@ -66,9 +66,9 @@ def _as_stored_by_kernels(call: Call, result: torch.Tensor) -> torch.Tensor:
     return result.permute(order).contiguous().permute([order.index(d) for d in range(result.dim())])
 
 
-def value_of(found: Any) -> torch.Tensor:
+def value_of(result: Any) -> torch.Tensor:
     """Returns the loss from a result that may hold more."""
-    return found[0] if isinstance(found, tuple) else found
+    return result[0] if isinstance(result, tuple) else result
 
 
 def gradients(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> list[torch.Tensor | None]:
@@ -77,8 +77,8 @@ def gradients(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> list[tor
         arrays = [x.detach().requires_grad_(w) for x, w in zip(call.arrays, wanted, strict=True)]
         value = value_of(evaluate(call._replace(arrays=tuple(arrays)), readable=False))
         inputs = [x for x, w in zip(arrays, wanted, strict=True) if w]
-        found = iter(torch.autograd.grad(value, inputs, grad_output.to(value.dtype), materialize_grads=True))
-    return [next(found) if w else None for w in wanted]
+        grads = iter(torch.autograd.grad(value, inputs, grad_output.to(value.dtype), materialize_grads=True))
+    return [next(grads) if w else None for w in wanted]
 
 
 def hvp(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
@@ -90,13 +90,13 @@ def hvp(call: Call, grad_output: torch.Tensor, wanted: Wanted) -> tuple[torch.Te
         value = value_of(evaluate(base._replace(arrays=tuple(arrays)), readable=False))
         inputs = [x for x, m in zip(arrays, moving, strict=True) if m]
         slopes = torch.autograd.grad(value, inputs, upstream.to(value.dtype), create_graph=True, materialize_grads=True)
-        given = [v.expand(x.shape).to(x.dtype) for v, x in zip(tangents, inputs, strict=True)]
-        followed = [(g, v) for g, v in zip(slopes, given, strict=True) if g.requires_grad]
+        vectors = [v.expand(x.shape).to(x.dtype) for v, x in zip(tangents, inputs, strict=True)]
+        followed = [(g, v) for g, v in zip(slopes, vectors, strict=True) if g.requires_grad]
         wanted_arrays = [upstream, *[x for x, w in zip(arrays, wanted, strict=False) if w]]
         if followed:
             outputs, cotangents = zip(*followed, strict=True)
             along, *changed = torch.autograd.grad(outputs, wanted_arrays, cotangents, materialize_grads=True)
         else:
             along, *changed = [torch.zeros_like(x) for x in wanted_arrays]
-    rest = iter(changed)
-    return along.to(value.dtype), [next(rest) if w else None for w in wanted]
+    products = iter(changed)
+    return along.to(value.dtype), [next(products) if w else None for w in wanted]

@@ -83,20 +83,20 @@ def _parts(call: Call, plan: Plan) -> tuple[Any, list[torch.Tensor]]:
     """Takes a call apart for which `_is_apart` holds; returns its parts and their values."""
     apart = plan.engine.apart(call, plan.promoted, plan.nothing, False)
     assert apart is not None
-    found = []
+    part_values = []
     for part in apart.calls:
         values_of_part = values(part, False)
         assert values_of_part is not None  # kernels can read the arrays of the whole call
-        found.append(values_of_part[0])
-    return apart, found
+        part_values.append(values_of_part[0])
+    return apart, part_values
 
 
 def values(call: Call, residual: bool) -> list[torch.Tensor] | None:
     """Returns the value, the residual if it is asked for, and the further results that the call asks for."""
-    found = find(call.loss, call.arrays, call.static, (False,) * len(call.arrays))
-    if found is None:
+    located = find(call.loss, call.arrays, call.static, (False,) * len(call.arrays))
+    if located is None:
         return None
-    plan, device, pointers, _ = found
+    plan, device, pointers, _ = located
     if plan is None:
         return values(with_copies(call, pointers, laid_out), residual)
     if device.is_one_of_several and current_device() != device.index:
@@ -124,10 +124,10 @@ def gradients(
     call: Call, grad_output: torch.Tensor, residual: torch.Tensor | None, wanted: Wanted
 ) -> list[torch.Tensor | None] | None:
     """Returns the wanted gradients of the arrays, from the residual of forward if there is one."""
-    found = find(call.loss, call.arrays, call.static, wanted)
-    if found is None:
+    located = find(call.loss, call.arrays, call.static, wanted)
+    if located is None:
         return None
-    plan, device, pointers, _ = found
+    plan, device, pointers, _ = located
     if plan is None:
         return gradients(with_copies(call, pointers, laid_out), grad_output, residual, wanted)
     # Inductor assumes that the results of operators are aligned.
@@ -179,10 +179,10 @@ def hvp(
     ``call`` is the call of the derivative, with the tangents among its arrays. Without ``has_value`` the value may be
     None.
     """
-    found = find(call.loss, call.arrays, call.static, (True,) * len(call.arrays))
-    if found is None:
+    located = find(call.loss, call.arrays, call.static, (True,) * len(call.arrays))
+    if located is None:
         return None
-    plan, device, pointers, _ = found
+    plan, device, pointers, _ = located
     if plan is None:
         return hvp(with_copies(call, pointers, laid_out), grad_output, wanted, has_value)
     if device.is_one_of_several and current_device() != device.index:
@@ -215,8 +215,8 @@ def _contracted(call: Call) -> torch.Tensor | None:
     base = base._replace(arrays=tuple(wide))
     spec = engine.outputs(base, [x.stride() for x in wide], str(base.static.out_dtype))[0]
     ones = torch.ones(spec.shape, dtype=getattr(torch, spec.dtype), device=wide[0].device)
-    found = gradients(base, ones, None, moving)
-    if found is None:
+    base_gradients = gradients(base, ones, None, moving)
+    if base_gradients is None:
         return None
-    along = engine.contracted(interop.namespace(ones), base, found, tangents)
+    along = engine.contracted(interop.namespace(ones), base, base_gradients, tangents)
     return along.to(ones.dtype)

@@ -61,8 +61,8 @@ def encode(loss: Definition, static: Any, residual: bool = False) -> str:
 def decode(text: str) -> tuple[Any, Any, bool]:
     """Returns the arguments that `encode` made the text from."""
     residual, key, *fields = text.split("|")
-    found = named(key)
-    return found, found.engine.Static(*[_parsed(x) for x in fields]), residual == "1"
+    definition = named(key)
+    return definition, definition.engine.Static(*[_parsed(x) for x in fields]), residual == "1"
 
 
 def _field(x: Any) -> str:
@@ -76,12 +76,12 @@ def _field(x: Any) -> str:
 
 
 def _parsed(text: str) -> Any:
-    kind, rest = text[:1], text[1:]
+    kind, content = text[:1], text[1:]
     if kind == "b":
-        return rest == "1"
+        return content == "1"
     if kind == "t":
-        return tuple([int(x) for x in rest.split(",") if x])
-    return rest if kind == "s" else int(rest) if kind == "i" else None
+        return tuple([int(x) for x in content.split(",") if x])
+    return content if kind == "s" else int(content) if kind == "i" else None
 
 
 class Spec(NamedTuple):
@@ -101,9 +101,9 @@ class Spec(NamedTuple):
 
     def call(self, arrays: Sequence[Any]) -> Call:
         """Returns the call on these arrays."""
-        found, static, _ = decode(self.text)
+        definition, static, _ = decode(self.text)
         normalizer = self.divisor if self.normalizer is None else self.normalizer
-        return Call(found, tuple(arrays), static, tuple(self.scalars), normalizer)
+        return Call(definition, tuple(arrays), static, tuple(self.scalars), normalizer)
 
     @property
     def residual(self) -> bool:
@@ -119,18 +119,18 @@ class Spec(NamedTuple):
 # Implementations on tensors with memory
 
 
-def _value(arrays: Sequence[torch.Tensor], *rest: Any) -> list[torch.Tensor]:
-    spec = Spec(*rest)
+def _value(arrays: Sequence[torch.Tensor], *fields: Any) -> list[torch.Tensor]:
+    spec = Spec(*fields)
     call, residual = spec.call(arrays), spec.residual
     specs = _specs(call, residual)
     with torch.no_grad():
-        found = launches.values(call, residual)
-        if found is None:
+        outputs = launches.values(call, residual)
+        if outputs is None:
             result = formulas.evaluate(call)
             first, *more = result if isinstance(result, tuple) else (result,)
             zeros = [torch.zeros(s.shape, dtype=DTYPES[s.dtype], device=first.device) for s in specs[1:2] if residual]
-            found = [first, *zeros, *[x for x in more if x is not None]]
-        return [laid_out(x, s.strides, _tensors(call)) for x, s in zip(found, specs, strict=True)]
+            outputs = [first, *zeros, *[x for x in more if x is not None]]
+        return [laid_out(x, s.strides, _tensors(call)) for x, s in zip(outputs, specs, strict=True)]
 
 
 def _gradients(
@@ -138,43 +138,46 @@ def _gradients(
     residual: torch.Tensor | None,
     wanted: Sequence[bool],
     arrays: Sequence[torch.Tensor],
-    *rest: Any,
+    *fields: Any,
 ) -> list[torch.Tensor]:
-    call = Spec(*rest).call(arrays)
+    call = Spec(*fields).call(arrays)
     with torch.no_grad():
-        found = launches.gradients(call, grad_output, residual, tuple(wanted))
-        if found is None:
-            found = formulas.gradients(call, grad_output, tuple(wanted))
-        return _like(arrays, found, [*_tensors(call), grad_output, residual])
+        grads = launches.gradients(call, grad_output, residual, tuple(wanted))
+        if grads is None:
+            grads = formulas.gradients(call, grad_output, tuple(wanted))
+        return _like(arrays, grads, [*_tensors(call), grad_output, residual])
 
 
 def _hvp(
-    grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *rest: Any
+    grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *fields: Any
 ) -> list[torch.Tensor]:
-    call = Spec(*rest).call(arrays)
+    call = Spec(*fields).call(arrays)
     with torch.no_grad():
-        found = launches.hvp(call, grad_output, tuple(wanted))
-        if found is None:
-            found = formulas.hvp(call, grad_output, tuple(wanted))
-        along, changed = found
+        outputs = launches.hvp(call, grad_output, tuple(wanted))
+        if outputs is None:
+            outputs = formulas.hvp(call, grad_output, tuple(wanted))
+        along, changed = outputs
         assert along is not None
-        given = [*_tensors(call), grad_output]
-        return [laid_out(along, _specs(call, False)[0].strides, given), *_like(arrays, changed, given)]
+        inputs = [*_tensors(call), grad_output]
+        return [laid_out(along, _specs(call, False)[0].strides, inputs), *_like(arrays, changed, inputs)]
 
 
 def product(
-    grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *rest: Any
+    grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *fields: Any
 ) -> list[torch.Tensor]:
     """Computes the products of second derivatives with tangents on plain tensors: `hvp` without its value.
 
     No graph expects a layout here: products for operands that are read from copies keep the layout of the copies.
     """
-    call = Spec(*rest).call(arrays)
+    call = Spec(*fields).call(arrays)
     with torch.no_grad():
-        found, given = launches.hvp(call, grad_output, tuple(wanted), has_value=False), [*_tensors(call), grad_output]
-        if found is not None:
-            return [laid_out(g, g.stride(), given) for g in found[1] if g is not None]
-        return _like(arrays, formulas.hvp(call, grad_output, tuple(wanted))[1], given)
+        outputs, inputs = (
+            launches.hvp(call, grad_output, tuple(wanted), has_value=False),
+            [*_tensors(call), grad_output],
+        )
+        if outputs is not None:
+            return [laid_out(g, g.stride(), inputs) for g in outputs[1] if g is not None]
+        return _like(arrays, formulas.hvp(call, grad_output, tuple(wanted))[1], inputs)
 
 
 def _tensors(call: Call) -> list[torch.Tensor | None]:
@@ -183,19 +186,19 @@ def _tensors(call: Call) -> list[torch.Tensor | None]:
 
 
 def _like(
-    arrays: Sequence[torch.Tensor], found: Sequence[Any], given: Sequence[torch.Tensor | None]
+    arrays: Sequence[torch.Tensor], grads: Sequence[Any], inputs: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor]:
-    pairs = zip(arrays, found, strict=False)
-    return [laid_out(g, dense_strides(x.shape, x.stride()), given) for x, g in pairs if g is not None]
+    pairs = zip(arrays, grads, strict=False)
+    return [laid_out(g, dense_strides(x.shape, x.stride()), inputs) for x, g in pairs if g is not None]
 
 
-def laid_out(x: torch.Tensor, strides: Sequence[int], given: Sequence[torch.Tensor | None]) -> torch.Tensor:
+def laid_out(x: torch.Tensor, strides: Sequence[int], inputs: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Returns ``x`` with these strides and in memory of its own, as the dispatcher is promised; copies if necessary.
 
-    Results of kernels need no copy. ``given`` are the arguments of the operator.
+    Results of kernels need no copy. ``inputs`` are the tensor arguments of the operator.
     """
-    own = x.numel() == 0 or all(y is None or x.data_ptr() != y.data_ptr() for y in given)
-    if own and x.stride() == tuple(strides):
+    unshared = x.numel() == 0 or all(y is None or x.data_ptr() != y.data_ptr() for y in inputs)
+    if unshared and x.stride() == tuple(strides):
         return x
     return copied(x, tuple(strides))
 
@@ -211,10 +214,10 @@ library.impl("hvp", _hvp, "CompositeExplicitAutograd")
 
 def _specs(call: Call, residual: bool) -> list[TensorSpec]:
     engine = call.loss.engine
-    found = engine.outputs(call, [x.stride() for x in call.arrays], str(call.static.out_dtype))
+    specs = engine.outputs(call, [x.stride() for x in call.arrays], str(call.static.out_dtype))
     if engine.has_residual(call) and not residual:
-        del found[1]
-    return list(found)
+        del specs[1]
+    return list(specs)
 
 
 def _empty(call: Call, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
@@ -228,8 +231,8 @@ inspect.modulesbyfile.setdefault(__file__, __name__)
 
 
 @torch.library.register_fake(value, lib=library)
-def _fake_value(arrays: Sequence[torch.Tensor], *rest: Any) -> list[torch.Tensor]:
-    spec = Spec(*rest)
+def _fake_value(arrays: Sequence[torch.Tensor], *fields: Any) -> list[torch.Tensor]:
+    spec = Spec(*fields)
     call = spec.call(arrays)
     return _empty(call, _specs(call, spec.residual))
 
@@ -251,9 +254,9 @@ def _fake_gradients(
 
 @torch.library.register_fake(hvp, lib=library)
 def _fake_hvp(
-    grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *rest: Any
+    grad_output: torch.Tensor, wanted: Sequence[bool], arrays: Sequence[torch.Tensor], *fields: Any
 ) -> list[torch.Tensor]:
-    call = Spec(*rest).call(arrays)
+    call = Spec(*fields).call(arrays)
     return [*_empty(call, _specs(call, False)[:1]), *_fake_gradients(grad_output, None, wanted, arrays)]
 
 
@@ -304,8 +307,8 @@ def batching_rule(name: str, rule: Callable[..., tuple[Any, Any]]) -> None:
 
         def unwrap(x: Any) -> tuple[Any, Any]:
             if isinstance(x, (list, tuple)):
-                found = [unwrap(y) for y in x]
-                return [y for y, _ in found], [d for _, d in found]
+                pairs = [unwrap(y) for y in x]
+                return [y for y, _ in pairs], [d for _, d in pairs]
             if level not in levels(x):
                 return x, None
             x = torch._remove_batch_dim(x, level, 0, 0)

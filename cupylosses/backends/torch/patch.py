@@ -60,14 +60,14 @@ def replacements(
     A replacement computes the loss of the same name in ``functions``, and adds each call to all open ``reports()``.
     While none is open, it calls torch's function.
     """
-    found: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+    pairs: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
     loss: Definition
     for loss in registry().values():
         # An older torch may lack the function.
         theirs: Any = getattr(torch.nn.functional, loss.torch, None) if loss.torch else None
         if theirs is not None:
-            found[loss.torch] = theirs, _replacement(loss, theirs, functions, reports)
-    return found
+            pairs[loss.torch] = theirs, _replacement(loss, theirs, functions, reports)
+    return pairs
 
 
 def _replacement(
@@ -86,11 +86,11 @@ def _replacement(
         opened = reports()
         if not opened or _torchs.here:
             return theirs(*arguments, **named)
-        given = (*arguments, *named.values()) if named else arguments
-        overridden = has_torch_function(given)
+        all_arguments = (*arguments, *named.values()) if named else arguments
+        overridden = has_torch_function(all_arguments)
         x: Any = arguments[0] if arguments else named.get(first)
         call = None
-        if overridden and not _only_a_default_device(given):
+        if overridden and not _only_a_default_device(all_arguments):
             reason: str | None = OVERRIDDEN
         elif type(x) in plain and x.is_cpu and torch_device.host is None:
             reason = CPU
@@ -110,7 +110,7 @@ def _replacement(
             return evaluation.evaluate(call)
         if overridden:
             # Dispatched as torch's function does it, with torch's function as the callee: handlers compare identities.
-            return handle_torch_function(theirs, given, *arguments, **named)
+            return handle_torch_function(theirs, all_arguments, *arguments, **named)
         _torchs.here = True
         try:
             return theirs(*arguments, **named)
@@ -132,10 +132,10 @@ def _of_tensors(prepare: Callable[..., Call]) -> Callable[..., Call]:
     return prepared
 
 
-def _only_a_default_device(given: Sequence[Any]) -> bool:
+def _only_a_default_device(arguments: Sequence[Any]) -> bool:
     """True if all tensors are plain and the only modes are ``torch.set_default_device``'s, which losses ignore."""
     modes = [torch_compat.function_mode_at(i) for i in range(torch_compat.function_mode_count())]
-    tensors = [type(x) for x in given if isinstance(x, torch.Tensor)]
+    tensors = [type(x) for x in arguments if isinstance(x, torch.Tensor)]
     return bool(modes) and all(isinstance(x, DeviceContext) for x in modes) and set(tensors) <= set(torch_device.PLAIN)
 
 
@@ -184,9 +184,9 @@ def _taken(theirs: Callable[..., Any], question: Question) -> str | None:
 
     Each question is answered by one trial call on arrays of few elements.
     """
-    given: dict[str, Any] = {name: _ones(*shape, dtype=torch_device.DTYPES[d]) for name, shape, d in question.arrays}
-    found = _asked(theirs, **given, **dict(question.options))
-    return None if found is None else torch_device.DTYPE_NAMES[found.dtype]
+    arrays: dict[str, Any] = {name: _ones(*shape, dtype=torch_device.DTYPES[d]) for name, shape, d in question.arrays}
+    result = _asked(theirs, **arrays, **dict(question.options))
+    return None if result is None else torch_device.DTYPE_NAMES[result.dtype]
 
 
 def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

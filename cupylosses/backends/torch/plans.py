@@ -86,12 +86,12 @@ def find(loss: Any, arrays: tuple[torch.Tensor, ...], static: Any, gradients: Wa
         address = x.data_ptr()
         pointers.append(address)
         key += (x.dtype, x.shape, x.stride(), x.device, address & 15)
-    found = plans.get(tuple(key))
-    if found is None:
+    entry = plans.get(tuple(key))
+    if entry is None:
         if not all([has_kernels(x) for x in arrays]):
             return None
-        found = plans.keep(tuple(key), _make(Call(loss, arrays, static), pointers, writes))
-    plan, device, known = found
+        entry = plans.keep(tuple(key), _make(Call(loss, arrays, static), pointers, writes))
+    plan, device, known = entry
     if type(plan) is dict:
         return None, device, plan, wanted
     if plan.empty or any([w and not d for w, d in zip(wanted, plan.differentiable)]):
@@ -150,9 +150,9 @@ def common_device(call: Call) -> None:
 
 def promoted(call: Call) -> str:
     """Returns the dtype that the operands promote to; under autocast, float32 in place of 16-bit dtypes."""
-    found: str = call.loss.engine.promoted(call)
+    dtype: str = call.loss.engine.promoted(call)
     # Autocast runs losses in float32. Kernels read operands in their own dtype: autocast's cast without its copy.
-    return "float32" if has_autocast(call.arrays[0]) and found != "float64" else found
+    return "float32" if has_autocast(call.arrays[0]) and dtype != "float64" else dtype
 
 
 def with_copies(call: Call, copies: Mapping[int, tuple[int, ...]], copy: Callable[..., torch.Tensor]) -> Call:

@@ -136,8 +136,8 @@ class Traced(Function):
         residual, normalizer, *arrays = ctx.saved_tensors
         text, scalars, divisor = ctx.rest
         wanted = ctx.needs_input_grad[_OF_VALUE:]
-        found = ops.gradients(grad_output, residual, wanted, arrays, text, scalars, normalizer, divisor)
-        return *(None,) * _OF_VALUE, *_all_of(found, wanted)
+        grads = ops.gradients(grad_output, residual, wanted, arrays, text, scalars, normalizer, divisor)
+        return *(None,) * _OF_VALUE, *_all_of(grads, wanted)
 
 
 class Value(Function):
@@ -172,26 +172,26 @@ class Value(Function):
         if grad_output is None:
             return (None,) * (_OF_VALUE + len(wanted))
         residual, spec, arrays = _saved(ctx)
-        found = Gradients.apply(grad_output, residual, wanted, *spec.without_residual(), *arrays)
-        return *(None,) * _OF_VALUE, *_all_of(found, wanted)
+        grads = Gradients.apply(grad_output, residual, wanted, *spec.without_residual(), *arrays)
+        return *(None,) * _OF_VALUE, *_all_of(grads, wanted)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor | None, ...]:
         residual, spec, arrays = _saved(ctx)
-        given = tangents[_OF_VALUE:]
+        array_tangents = tangents[_OF_VALUE:]
         shape, dtype, device = ctx.like
         ones = torch.ones(shape, dtype=dtype, device=device)
         call = spec.call(arrays)
         if not call.loss.engine.contracts:
-            return _hvp(ones, spec, arrays, given, (False,) * len(arrays))[0], *(None,) * ctx.more
-        moving = tuple([v is not None for v in given])
+            return _hvp(ones, spec, arrays, array_tangents, (False,) * len(arrays))[0], *(None,) * ctx.more
+        moving = tuple([v is not None for v in array_tangents])
         # In 16 bits, the many small gradients of a row would be lost.
         wide = [x.to(torch.promote_types(x.dtype, torch.float32)) if m else x for x, m in zip(arrays, moving)]
-        found = Gradients.apply(ones, residual, moving, *spec.without_residual(), *wide)
+        grads = Gradients.apply(ones, residual, moving, *spec.without_residual(), *wide)
         # torch turns forward mode off inside `jvp`, also for the outer one of two transforms.
         with forward_ad._set_fwd_grad_enabled(torch_compat.transforms_active()):
             xp = interop.namespace(arrays[0])
-            along = call.loss.engine.contracted(xp, call, found, [v for v in given if v is not None])
+            along = call.loss.engine.contracted(xp, call, grads, [v for v in array_tangents if v is not None])
         return along, *(None,) * ctx.more
 
     @staticmethod
@@ -199,10 +199,10 @@ class Value(Function):
         spec, arrays, dims = Spec(*inputs[:_OF_VALUE]), inputs[_OF_VALUE:], in_dims[_OF_VALUE:]
         batched = _batched(spec, arrays, dims, info.batch_size)
         if batched is None:
-            found = torch.vmap(_value_formula(spec), dims)(*arrays)
+            outputs = torch.vmap(_value_formula(spec), dims)(*arrays)
         else:
-            found = Value.apply(*batched[0], *batched[1])
-        return found, (0,) * len(found)
+            outputs = Value.apply(*batched[0], *batched[1])
+        return outputs, (0,) * len(outputs)
 
 
 class Gradients(Function):
@@ -250,13 +250,13 @@ class Gradients(Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[torch.Tensor, ...]:
         residual, spec, (grad_output, *arrays) = _saved(ctx)
-        given = tangents[_OF_GRADIENTS:]
-        return tuple(_gradients_along(grad_output, residual, tangents[0], given, ctx.wanted, spec, arrays))
+        array_tangents = tangents[_OF_GRADIENTS:]
+        return tuple(_gradients_along(grad_output, residual, tangents[0], array_tangents, ctx.wanted, spec, arrays))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
-        grad_output, residual, wanted, *rest = inputs[:_OF_GRADIENTS]
-        spec, size = Spec(*rest), info.batch_size
+        grad_output, residual, wanted, *fields = inputs[:_OF_GRADIENTS]
+        spec, size = Spec(*fields), info.batch_size
         arrays, dims, shapes = _own_of_each(inputs[_OF_GRADIENTS:], in_dims[_OF_GRADIENTS:], wanted, size)
         batched = _batched(spec, arrays, dims, size)
         if batched is None:
@@ -265,13 +265,13 @@ class Gradients(Function):
                 function, floating = _gradients_formula(spec, wanted, arrays)
                 return function(grad_output, *floating)
 
-            found = torch.vmap(gradients, (in_dims[0], *dims))(grad_output, *arrays)
+            grads = torch.vmap(gradients, (in_dims[0], *dims))(grad_output, *arrays)
         else:
             grad_output = _in_front(grad_output, in_dims[0], size)
             residual = residual if residual is None else _in_front(residual, in_dims[1], size)
-            found = Gradients.apply(grad_output, residual, wanted, *batched[0], *batched[1])
-        found = tuple([g.reshape(size, *s) for g, s in zip(found, shapes, strict=True)])
-        return found, (0,) * len(found)
+            grads = Gradients.apply(grad_output, residual, wanted, *batched[0], *batched[1])
+        grads = tuple([g.reshape(size, *s) for g, s in zip(grads, shapes, strict=True)])
+        return grads, (0,) * len(grads)
 
 
 class Hvp(Function):
@@ -311,19 +311,21 @@ class Hvp(Function):
         needed = _needed_inputs(ctx, (grad_output, spec.normalizer, *arrays))
         by_arrays, by_tangents = tuple(needed[2 : 2 + count]), needed[2 + count :]
         if all(x is None for x in of_changed):
-            found: Sequence[Any] = ()
+            tangent_grads: Sequence[Any] = ()
             if any(by_tangents):
-                found = _gradients_along(of_along, None, of_along, (None,) * count, moving, of_base, base.arrays)
+                tangent_grads = _gradients_along(
+                    of_along, None, of_along, (None,) * count, moving, of_base, base.arrays
+                )
             changed: Sequence[Any] = ()
             if any(by_arrays):
                 _, *changed = _hvp(of_along, of_base, base.arrays, _all_of(tangents, moving), by_arrays)
-            rest = _picked(found, by_tangents) if found else [None] * len(tangents)
-            return None, *nothing, *_all_of(changed, by_arrays if changed else (False,) * count), *rest
+            picked = _picked(tangent_grads, by_tangents) if tangent_grads else [None] * len(tangents)
+            return None, *nothing, *_all_of(changed, by_arrays if changed else (False,) * count), *picked
         again = _all_of(of_changed, ctx.wanted)[:count]
         if not (needed[0] or any(by_arrays)):
             # Linear in the tangents: Hessian-vector products by the double-backward trick take this path.
-            found = _gradients_along(grad_output, None, of_along, again, moving, of_base, base.arrays)
-            return None, *nothing, *(None,) * count, *found
+            tangent_grads = _gradients_along(grad_output, None, of_along, again, moving, of_base, base.arrays)
+            return None, *nothing, *(None,) * count, *tangent_grads
         function, primals, floating = _hvp_formula(spec, ctx.wanted, grad_output, arrays)
         values, pull = torch.func.vjp(function, *primals)
         upstream, *others = pull(_directed(values, (of_along, *of_changed)))
@@ -336,15 +338,15 @@ class Hvp(Function):
         function, primals, floating = _hvp_formula(spec, ctx.wanted, grad_output, arrays)
         count = len(floating)
         of_arrays, of_tangents = tangents[_OF_HVP:][:count], tangents[_OF_HVP:][count:]
-        given = [tangents[0], *of_tangents, *[t for t, f in zip(of_arrays, floating, strict=True) if f]]
+        primal_tangents = [tangents[0], *of_tangents, *[t for t, f in zip(of_arrays, floating, strict=True) if f]]
         # A batch may have expanded an array but not its tangent.
-        given = [t if t is None else t.expand(x.shape) for t, x in zip(given, primals, strict=True)]
-        return _jvp(function, primals, _directed(primals, given))
+        primal_tangents = [t if t is None else t.expand(x.shape) for t, x in zip(primal_tangents, primals, strict=True)]
+        return _jvp(function, primals, _directed(primals, primal_tangents))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
-        grad_output, wanted, *rest = inputs[:_OF_HVP]
-        spec, size = Spec(*rest), info.batch_size
+        grad_output, wanted, *fields = inputs[:_OF_HVP]
+        spec, size = Spec(*fields), info.batch_size
         arrays, dims, shapes = _own_of_each(inputs[_OF_HVP:], in_dims[_OF_HVP:], wanted, size)
         batched = _batched(spec, arrays, dims, size)
         if batched is None:
@@ -353,12 +355,12 @@ class Hvp(Function):
                 function, primals, _ = _hvp_formula(spec, wanted, grad_output, arrays)
                 return function(*primals)
 
-            found = torch.vmap(hvp, (in_dims[0], *dims))(grad_output, *arrays)
+            outputs = torch.vmap(hvp, (in_dims[0], *dims))(grad_output, *arrays)
         else:
-            found = Hvp.apply(_in_front(grad_output, in_dims[0], size), wanted, *batched[0], *batched[1])
-        along, *changed = found
-        found = along, *[g.reshape(size, *s) for g, s in zip(changed, shapes, strict=True)]
-        return found, (0,) * len(found)
+            outputs = Hvp.apply(_in_front(grad_output, in_dims[0], size), wanted, *batched[0], *batched[1])
+        along, *changed = outputs
+        outputs = along, *[g.reshape(size, *s) for g, s in zip(changed, shapes, strict=True)]
+        return outputs, (0,) * len(outputs)
 
 
 def _saved(ctx: Any) -> tuple[torch.Tensor | None, Spec, list[Any]]:
@@ -385,8 +387,8 @@ def _moved(
     """Returns the call of the derivative along the tangents that are not None, and flags of its wanted gradients."""
     call = spec.call(arrays)
     moving = tuple([v is not None for v in tangents])
-    given = tuple([v.to(x.dtype) for v, x in zip(tangents, arrays, strict=True) if v is not None])
-    return call.loss.engine.jvp(call, moving, given), (*wanted, *(False,) * len(given))
+    moving_tangents = tuple([v.to(x.dtype) for v, x in zip(tangents, arrays, strict=True) if v is not None])
+    return call.loss.engine.jvp(call, moving, moving_tangents), (*wanted, *(False,) * len(moving_tangents))
 
 
 def _hvp(
@@ -394,8 +396,8 @@ def _hvp(
 ) -> tuple[torch.Tensor, ...]:
     """Applies `Hvp` to the tangents that are not None."""
     moved, asked = _moved(spec, arrays, tangents, wanted)
-    found: tuple[torch.Tensor, ...] = Hvp.apply(grad_output, asked, *Spec.of(moved), *moved.arrays)
-    return found
+    outputs: tuple[torch.Tensor, ...] = Hvp.apply(grad_output, asked, *Spec.of(moved), *moved.arrays)
+    return outputs
 
 
 def _gradients_along(
@@ -442,14 +444,14 @@ def _will_run(node: Any) -> bool:
         return True
 
 
-def _all_of(found: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
-    """Spreads ``found`` to one entry per array, with None for the arrays that are not wanted."""
-    rest = iter(found)
-    return tuple([next(rest) if w else None for w in wanted])
+def _all_of(entries: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+    """Spreads ``entries`` to one per array, with None for the arrays that are not wanted."""
+    remaining = iter(entries)
+    return tuple([next(remaining) if w else None for w in wanted])
 
 
-def _picked(found: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-    return [x if w else None for x, w in zip(found, wanted, strict=True)]
+def _picked(entries: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    return [x if w else None for x, w in zip(entries, wanted, strict=True)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -480,13 +482,13 @@ def _gradients_formula(
     floating = call.loss.engine.floating(call)
     formula = _value_formula(spec)
 
-    def found(grad_output: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rest = iter(given)
-        full = [next(rest) if f else x for x, f in zip(arrays, floating, strict=True)]
+    def found(grad_output: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        remaining = iter(inputs)
+        full = [next(remaining) if f else x for x, f in zip(arrays, floating, strict=True)]
 
         def value(*moving: torch.Tensor) -> torch.Tensor:
-            rest = iter(moving)
-            return formula(*[next(rest) if w else x for x, w in zip(full, wanted, strict=True)])[0]
+            remaining = iter(moving)
+            return formula(*[next(remaining) if w else x for x, w in zip(full, wanted, strict=True)])[0]
 
         values, pull = torch.func.vjp(value, *[x for x, w in zip(full, wanted, strict=True) if w])
         return pull(grad_output.to(values.dtype))
@@ -503,19 +505,19 @@ def _hvp_formula(
     """
     base, moving, tangents = spec.call(arrays).loss.engine.primal(spec.call(arrays))
     floating = base.loss.engine.floating(base)
-    gradients, given = _gradients_formula(Spec.of(base), moving, base.arrays)
+    gradients, inputs = _gradients_formula(Spec.of(base), moving, base.arrays)
     asked = [w for w, f in zip(wanted, floating, strict=False) if f]
     dtype = getattr(torch, base.static.out_dtype)
 
-    def found(grad_output: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        along, given = rest[: len(tangents)], rest[len(tangents) :]
-        values, pull = torch.func.vjp(gradients, grad_output, *given)
+    def found(grad_output: torch.Tensor, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        along, inputs = arguments[: len(tangents)], arguments[len(tangents) :]
+        values, pull = torch.func.vjp(gradients, grad_output, *inputs)
         # A batch may have expanded an array but not its tangent.
         cotangents = tuple([v.expand(g.shape).to(g.dtype) for v, g in zip(along, values, strict=True)])
         value, *changed = pull(cotangents)
         return value.to(dtype), *[g for g, a in zip(changed, asked, strict=True) if a]
 
-    return found, (grad_output, *tangents, *given), floating
+    return found, (grad_output, *tangents, *inputs), floating
 
 
 def _jvp(function: Any, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Any:
@@ -542,8 +544,8 @@ def _batched(
 ) -> tuple[Spec, tuple[torch.Tensor, ...]] | None:
     """Returns one call for a whole batch, and its arrays; None if no kernel can process it."""
     call = spec.call(arrays)
-    found = call.loss.engine.batched(call, dims, size)
-    return None if found is None else (Spec.of(found, spec.residual), found.arrays)
+    batched = call.loss.engine.batched(call, dims, size)
+    return None if batched is None else (Spec.of(batched, spec.residual), batched.arrays)
 
 
 def _own_of_each(
@@ -553,16 +555,16 @@ def _own_of_each(
 
     Shared arrays whose gradients are wanted are expanded, because each sample has a gradient of its own.
     """
-    found, places = list(arrays), list(dims)
+    expanded, places = list(arrays), list(dims)
     for i, w in enumerate(wanted):
         if w and places[i] is None:
-            found[i], places[i] = _in_front(found[i], None, size), 0
+            expanded[i], places[i] = _in_front(expanded[i], None, size), 0
     shapes = []
-    for x, d, w in zip(found, places, wanted, strict=True):
+    for x, d, w in zip(expanded, places, wanted, strict=True):
         if w:
             assert d is not None
             shapes.append((*x.shape[:d], *x.shape[d + 1 :]))
-    return found, places, shapes
+    return expanded, places, shapes
 
 
 def _in_front(x: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
@@ -574,8 +576,8 @@ def _rule(function: type[Function], lists: int) -> Callable[..., Any]:
 
     def rule(info: Any, in_dims: Sequence[Any], *arguments: Any) -> Any:
         def flat(xs: Sequence[Any]) -> tuple[Any, ...]:
-            before, arrays, rest = xs[:lists], xs[lists], xs[lists + 1 :]
-            return *before, *rest, *arrays
+            before, arrays, after = xs[:lists], xs[lists], xs[lists + 1 :]
+            return *before, *after, *arrays
 
         inputs = [tuple(x) if isinstance(x, list) else x for x in flat(arguments)]
         return function.vmap(info, flat(in_dims), *inputs)

@@ -113,8 +113,8 @@ class BoxKernel(Kernel):
     @property
     def primals(self) -> tuple[str, ...]:
         """Names of the arrays without the tangents."""
-        own = tuple(x.name for x in self.loss.operands)
-        return (*own, *["weight"] * (self.weight == "array"), *["mask"] * self.mask)
+        operands = tuple(x.name for x in self.loss.operands)
+        return (*operands, *["weight"] * (self.weight == "array"), *["mask"] * self.mask)
 
     @property
     def tangents(self) -> tuple[str, ...]:
@@ -202,9 +202,9 @@ def _operator(kernel: BoxKernel, compute: str) -> Iterator[str]:
         if name in used:
             yield from written_at(loss, name)
             yield f"    const auto {name} = ::constant<{compute}>({in_double(expression)});"
-    chosen = dict(zip(loss.flags, kernel.flags, strict=True))[BOX_FORMAT]
+    box_format = dict(zip(loss.flags, kernel.flags, strict=True))[BOX_FORMAT]
     for operand in loss.operands:
-        for part, expression in FORMATS[BOX_FORMAT.choices[chosen]].items():
+        for part, expression in FORMATS[BOX_FORMAT.choices[box_format]].items():
             if f"{operand.name}_{part}" in used:
                 text = expression.format(*[f"::get<{i}>({operand.name})" for i in range(COMPONENTS)])
                 yield f"    const auto {operand.name}_{part} = {text};"

@@ -113,8 +113,8 @@ class BoxLoss(Definition):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        own = (self.operands, self.value, self.let, self.constants, self.parameters, self.flags, self.tentative)
-        return (*own, code_of(getattr(self.reference, "__wrapped__", self.reference)))
+        fields = (self.operands, self.value, self.let, self.constants, self.parameters, self.flags, self.tentative)
+        return (*fields, code_of(getattr(self.reference, "__wrapped__", self.reference)))
 
     @cached_property
     def vector_slots(self) -> tuple[int, ...]:

@@ -57,8 +57,8 @@ class BoxLaunch:
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         """Returns the launcher of a stage."""
-        found = self._launchers.get((stage, wanted, counted))
-        if found is None:
+        launcher = self._launchers.get((stage, wanted, counted))
+        if launcher is None:
             arrays, kind = len(self.plan.tensors), KINDS.get(stage, stage)
             element = self.layout.access[2 * arrays] if stage == "gradient" else "none"
             kernel = replace(
@@ -69,11 +69,11 @@ class BoxLaunch:
                 access=(*self.plan.access(self.layout.access[:arrays]), element),
             )
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
-            found = self.plan.machine.launcher(
+            launcher = self.plan.machine.launcher(
                 kernel, self.blocks, self.threads, (*self.plan.steps(kernel), self.chunks, where)
             )
-            self._launchers[stage, wanted, counted] = found
-        return found
+            self._launchers[stage, wanted, counted] = launcher
+        return launcher
 
 
 class BoxPlan(StatisticsPlan):
@@ -160,24 +160,24 @@ class BoxPlan(StatisticsPlan):
         """Streams of the gradients that the launch over all boxes can write, with strides of 0 for the others. They do
         not depend on which gradients are wanted, and so neither does the order of additions.
         """
-        found = []
+        sinks = []
         for i, x in enumerate(self.tensors):
             stream = self._stream(i, x.gradient, read=False)
             written = self.speculative[i] and self.differentiable[i]
-            found.append(stream if written else replace(stream, strides=(0,) * len(self.rows_shape)))
-        return found
+            sinks.append(stream if written else replace(stream, strides=(0,) * len(self.rows_shape)))
+        return sinks
 
     def _launch(self, per_element: Stream | None) -> BoxLaunch:
         """Returns the launch of the value, or, with ``per_element``, of the gradients for a ``grad_output`` per box."""
-        found = self._launches.get(per_element)
-        if found is None:
+        launch = self._launches.get(per_element)
+        if launch is None:
             none = (0,) * len(self.rows_shape)
             last = per_element or Stream(none if self.scalar else self.strides, ITEMSIZE[self.result])
             gradients = self._sinks
             if not self.scalar and per_element is None:
                 gradients = [replace(x, strides=none) for x in gradients]
-            found = self._launches[per_element] = BoxLaunch(self, [*self._sources, *gradients, last])
-        return found
+            launch = self._launches[per_element] = BoxLaunch(self, [*self._sources, *gradients, last])
+        return launch
 
     @cached_property
     def partials(self) -> int:  # type: ignore[override]
@@ -227,23 +227,23 @@ class BoxPlan(StatisticsPlan):
             # The index of the component, as a stream. Its size is that of two words, so that a lane has one component.
             streams.append(Stream((*none.strides, 1), 32))
         result = broadcast_strides(x.shape, x.gradient.strides, shape)
-        found = pointwise_layout.sum_layout(shape, [s.strides for s in streams], result)
-        found = pointwise_layout.sum_in_vectors(found, streams, Stream(result, ITEMSIZE[x.dtype]))
+        layout = pointwise_layout.sum_layout(shape, [s.strides for s in streams], result)
+        layout = pointwise_layout.sum_in_vectors(layout, streams, Stream(result, ITEMSIZE[x.dtype]))
         arrays = len(self.tensors)
         most = pointwise_layout.max_rank(arrays)
-        kept_rank, reduced_rank = (1 if len(sizes) <= 1 else most for sizes in (found.kept, found.reduced))
+        kept_rank, reduced_rank = (1 if len(sizes) <= 1 else most for sizes in (layout.kept, layout.reduced))
         kernel = replace(
             self.kernel("broadcast_gradient", tuple([i == slot for i in range(arrays)]), counted),
             layout="matrix" if kept_rank == 1 else "rows",
-            vec_size=found.vec_size,
-            access=(*self.access(found.access[:arrays]), found.access[arrays] if grad_output else "none"),
-            columns=found.columns,
+            vec_size=layout.vec_size,
+            access=(*self.access(layout.access[:arrays]), layout.access[arrays] if grad_output else "none"),
+            columns=layout.columns,
             outer=reduced_rank > 1,
-            shared=found.shared,
+            shared=layout.shared,
         )
-        fixed = (*self.steps(kernel), *found.arguments(kept_rank, reduced_rank))
-        kinds = {"broadcast_gradient": found.tasks * found.warps, "combine_slices": found.outputs}
-        if found.slices == 1:
+        fixed = (*self.steps(kernel), *layout.arguments(kept_rank, reduced_rank))
+        kinds = {"broadcast_gradient": layout.tasks * layout.warps, "combine_slices": layout.outputs}
+        if layout.slices == 1:
             del kinds["combine_slices"]
         launchers = [
             self.machine.launcher(
@@ -254,4 +254,4 @@ class BoxPlan(StatisticsPlan):
             )
             for kind, count in kinds.items()
         ]
-        return Step(tuple(launchers), (slot,), found.slices * found.outputs if found.slices > 1 else 0)
+        return Step(tuple(launchers), (slot,), layout.slices * layout.outputs if layout.slices > 1 else 0)

@@ -96,11 +96,11 @@ def inner_rows(call: Call) -> Rows:
     static, arrays = call.static, call.arrays
     shape = logits_shape(tuple(arrays[0].shape), tuple(arrays[1].shape))
     dtype = static.logits_dtype or arrays[0].dtype
-    found = Call(
+    inner = Call(
         inner_loss(call),
         inner_arrays(static, Logits(shape, dtype), arrays),
         static.softmax._replace(has_tangent=()),
         call.scalars,
         call.normalizer,
     )
-    return Rows(found)
+    return Rows(inner)

@@ -40,17 +40,17 @@ def operands(loss: Any, input: Any, weight: Any, bias: Any, target: Any) -> None
 
 def dtypes(loss: Any, layer: Mapping[str, Any]) -> None:
     """Checks that input, weight and bias have one floating dtype. ``layer`` maps their names to the arrays."""
-    found = {name: dtype_name(x) for name, x in layer.items()}
-    for name, dtype in found.items():
+    layer_dtypes = {name: dtype_name(x) for name, x in layer.items()}
+    for name, dtype in layer_dtypes.items():
         if dtype not in FLOATING:
             raise TypeError(
                 f"{loss.name}: `{name}` must have one of the dtypes {', '.join(FLOATING)}, got {dtype}. Convert "
                 "it with `.to(torch.float32)` or `.astype('float32')`."
             )
-    if len(set(found.values())) > 1:
-        given = ", ".join(f"`{name}` of {dtype}" for name, dtype in found.items())
+    if len(set(layer_dtypes.values())) > 1:
+        got = ", ".join(f"`{name}` of {dtype}" for name, dtype in layer_dtypes.items())
         raise TypeError(
-            f"{loss.name}: the operands of the layer must have one dtype, got {given}. Convert them, or use "
+            f"{loss.name}: the operands of the layer must have one dtype, got {got}. Convert them, or use "
             "`torch.autocast`."
         )
 
@@ -107,22 +107,22 @@ def not_transformed(loss: Any, static: Any) -> None:
         )
 
 
-def settings(loss: Any, given: Mapping[str, Any], dtype: str) -> tuple[str | None, str | None, int | None, bool]:
+def settings(loss: Any, arguments: Mapping[str, Any], dtype: str) -> tuple[str | None, str | None, int | None, bool]:
     """Returns the checked settings of the layer.
 
     These are the dtype of the logits (None for the operands'), the dtype in which the weight's gradient is accumulated,
     the maximum number of bytes of a chunk, and a flag that is True if ignored rows are skipped.
     """
-    logits = _wider(loss, "logits_dtype", given["logits_dtype"], dtype)
-    accumulate = _wider(loss, "accumulate_dtype", given["accumulate_dtype"], dtype)
-    memory = given["max_memory"]
+    logits = _wider(loss, "logits_dtype", arguments["logits_dtype"], dtype)
+    accumulate = _wider(loss, "accumulate_dtype", arguments["accumulate_dtype"], dtype)
+    memory = arguments["max_memory"]
     if memory is not None:
         if isinstance(memory, bool) or not isinstance(memory, numbers.Integral):
             raise TypeError(f"{loss.name}: `max_memory` must be a number of bytes or None, got {memory!r}.")
         if memory <= 0:
             raise ValueError(f"{loss.name}: `max_memory` must be a number of bytes > 0, got {memory!r}.")
         memory = int(memory)
-    skip = given["skip_ignored"]
+    skip = arguments["skip_ignored"]
     if skip is not True and skip is not False:
         raise TypeError(f"{loss.name}: `skip_ignored` must be True or False, got {skip!r}.")
     return None if logits == dtype else logits, accumulate, memory, skip
@@ -143,11 +143,11 @@ def _wider(loss: Any, name: str, value: Any, dtype: str) -> str | None:
     """Returns the name of a dtype that must be the operands' own or float32; None stays None."""
     if value is None:
         return None
-    found = getattr(value, "__name__", None) or getattr(value, "name", None) or str(value).removeprefix("torch.")
-    if found not in (dtype, "float32") or (found == "float32" and dtype == "float64"):
+    requested = getattr(value, "__name__", None) or getattr(value, "name", None) or str(value).removeprefix("torch.")
+    if requested not in (dtype, "float32") or (requested == "float32" and dtype == "float64"):
         accepted = " or ".join(dict.fromkeys([repr(dtype), *["'float32'"] * (dtype != "float64")]))
         raise ValueError(f"{loss.name}: `{name}` must be {accepted} for operands of {dtype}, got {value!r}.")
-    return found
+    return requested
 
 
 def broadcasts(mask: Any, logits: tuple[Any, ...], class_dim: int) -> bool:

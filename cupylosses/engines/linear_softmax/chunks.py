@@ -199,20 +199,20 @@ class ChunkedPlan(CompositePlan):
     ) -> compiler.Launcher:
         """Returns the launcher of a kernel that runs between matrix products (`.codegen.ChunkKernel`)."""
         key = kind, dtype, result, blocks, fixed
-        found = self._small.get(key)
-        if found is None:
+        launcher = self._small.get(key)
+        if launcher is None:
             kernel = ChunkKernel(self.loss, kind, dtype, result)
             threads = codegen.THREADS.get(kind, 32)
-            found = self._small[key] = self.machine.launcher(kernel, blocks, threads, fixed)
-        return found
+            launcher = self._small[key] = self.machine.launcher(kernel, blocks, threads, fixed)
+        return launcher
 
     def grid(self, count: int) -> int:
         """Returns the number of blocks for ``count`` elements, limited to those that run at once."""
         return max(1, min(-(-count // (4 * codegen.THREADS["rescale"])), 8 * self.machine.processors))
 
     def allocation(self, slot: int) -> tuple[Any, ...]:
-        found = super().allocation(slot)
-        return ((self.weight_rows, self.depth), *found[1:]) if slot == 1 and self._extends else found
+        arguments = super().allocation(slot)
+        return ((self.weight_rows, self.depth), *arguments[1:]) if slot == 1 and self._extends else arguments
 
     @property
     def _extends(self) -> bool:
@@ -232,12 +232,12 @@ class ChunkedPlan(CompositePlan):
 
         The weight's gradient loses its padded rows, and is None if it is added to `main_grad`.
         """
-        found = list(gradients)
+        results = list(gradients)
         if self.adds:
-            found[1] = None
-        elif found[1] is not None and self._extends:
-            found[1] = device.rows(found[1], 0, self.classes)
-        return found
+            results[1] = None
+        elif results[1] is not None and self._extends:
+            results[1] = device.rows(results[1], 0, self.classes)
+        return results
 
     def padded_weight(self, device: Device, weight: Any) -> Any:
         """Returns the weight, or a tangent of it, padded as products read it."""
@@ -286,8 +286,8 @@ class ChunkedPlan(CompositePlan):
                 narrow = self.kernel("narrow", self.accumulated, self.weight.dtype, self.grid(count))
                 narrow(device.stream(), device.address(total), device.address(rounded), count)
             if copied:
-                own = device.corner(rounded, self.classes, self.depth)
-                device.assign(device.rows(of_weight, 0, self.classes), own)
+                unpadded = device.corner(rounded, self.classes, self.depth)
+                device.assign(device.rows(of_weight, 0, self.classes), unpadded)
 
         return total, finish
 
@@ -325,9 +325,9 @@ class ChunkedPlan(CompositePlan):
         if self.pads and of_input is not None:
             moved = device.empty((self.chunk_rows, self.features), (self.features, 1), self.input.dtype)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
-        found = kept is not None and bool(gradients)
+        reads_kept = kept is not None and bool(gradients)
         workspace = kept
-        if kept is None or (found and not (self.consumes_residual and not device.captures())):
+        if kept is None or (reads_kept and not (self.consumes_residual and not device.captures())):
             workspace = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.logits)
         narrowed, pitch = workspace, self.pitch
         differs = bool(gradients) and self.logits != self.input.dtype
@@ -338,7 +338,7 @@ class ChunkedPlan(CompositePlan):
         transposed, stream, seen = device.transposed(weight), device.stream(), 0
         place, apart = device.address(workspace), device.address(narrowed)
         order = list(enumerate(self.spans))
-        for i, (first, rows) in order if kept is None or found else reversed(order):
+        for i, (first, rows) in order if kept is None or reads_kept else reversed(order):
             unpadded = device.rows(inputs, first, rows)
             part = self.padded_inputs(device, unpadded)
             if rows != seen:
@@ -346,7 +346,7 @@ class ChunkedPlan(CompositePlan):
                 seen, logits = rows, device.corner(workspace, rows, columns)
                 of_logits = logits if narrowed is workspace else device.corner(narrowed, rows, columns)
                 turned = device.transposed(device.corner(narrowed, rows, height))
-            ready = found and i == 0
+            ready = reads_kept and i == 0
             if not ready:
                 device.matmul(part, transposed, logits, bias)
             read = device.address(kept) if ready else place

@@ -104,9 +104,9 @@ class LinearSoftmaxLoss(Definition):
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
-        found = {name: x for name, x in self.of_logits.common.items() if name not in _LEFT_OUT}
-        found["ignore_index"] = None
-        return {"linear_bias": None} | found | _OWN
+        common = {name: x for name, x in self.of_logits.common.items() if name not in _LEFT_OUT}
+        common["ignore_index"] = None
+        return {"linear_bias": None} | common | _OWN
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -213,7 +213,7 @@ TEXTS = {
 
 def define_linear(of_logits: SoftmaxLoss, **fields: Any) -> LinearSoftmaxLoss:
     """Defines the linear form of a softmax loss and enters it in the registry."""
-    own: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "parameters": of_logits.parameters,
         "flags": of_logits.flags,
         "convention": of_logits.convention,
@@ -221,4 +221,4 @@ def define_linear(of_logits: SoftmaxLoss, **fields: Any) -> LinearSoftmaxLoss:
         "mean_of_weights": of_logits.mean_of_weights,
         "positional": "input linear_weight target",
     }
-    return enter(LinearSoftmaxLoss(of_logits=of_logits, **(own | fields)))
+    return enter(LinearSoftmaxLoss(of_logits=of_logits, **(defaults | fields)))

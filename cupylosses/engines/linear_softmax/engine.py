@@ -65,34 +65,34 @@ class LinearSoftmaxEngine(SoftmaxEngine):
     def bind(
         self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
-        *given, normalizer = arrays
-        names = [n for n, x in zip(loss.array_names, given, strict=False) if x is not None]
-        library, present = common_library(loss, names, tuple([x for x in given if x is not None]))
-        found = dict(zip(names, present, strict=True))
+        *operands, normalizer = arrays
+        names = [n for n, x in zip(loss.array_names, operands, strict=False) if x is not None]
+        library, present = common_library(loss, names, tuple([x for x in operands if x is not None]))
+        named = dict(zip(names, present, strict=True))
         if library == "torch":
             from cupylosses.torch_compat import operands_of_linear
 
-            layer = [x for x in ("input", "linear_weight", "linear_bias") if x in found]
-            found |= dict(zip(layer, operands_of_linear([found[x] for x in layer]), strict=True))
-        input, weight, target = found["input"], found["linear_weight"], found["target"]
-        linear_checks.operands(loss, input, weight, found.get("linear_bias"), target)
+            layer = [x for x in ("input", "linear_weight", "linear_bias") if x in named]
+            named |= dict(zip(layer, operands_of_linear([named[x] for x in layer]), strict=True))
+        input, weight, target = named["input"], named["linear_weight"], named["target"]
+        linear_checks.operands(loss, input, weight, named.get("linear_bias"), target)
         if normalizer is None:
             key = loss, *names, input.dtype, target.dtype, len(input.shape), len(weight.shape)
-            static, scalars = _SETTINGS.find(key, settings, lambda: _static(loss, found, settings, None))
+            static, scalars = _SETTINGS.find(key, settings, lambda: _static(loss, named, settings, None))
         else:
-            static, scalars = _static(loss, found, settings, normalizer)
+            static, scalars = _static(loss, named, settings, normalizer)
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
         if static.adds:
-            linear_checks.main_grad(loss, found["main_grad"], weight, library)
+            linear_checks.main_grad(loss, named["main_grad"], weight, library)
         if static.masked or static.token_weighted:
             shape, dim = logits_shape(tuple(input.shape), tuple(weight.shape)), static.class_dim
             rows = shape[:dim] + shape[dim + 1 :]
             if static.token_weighted:
-                linear_checks.token_weight(loss, found["token_weight"], rows)
+                linear_checks.token_weight(loss, named["token_weight"], rows)
             for name in ("mask", "token_weight"):
-                if name in found and linear_checks.broadcasts(found[name], shape, dim):
-                    found[name] = interop.namespace(input).broadcast_to(found[name], rows)
-        return loss, tuple([found[x] for x in positions(static)]), static, scalars, normalizer
+                if name in named and linear_checks.broadcasts(named[name], shape, dim):
+                    named[name] = interop.namespace(input).broadcast_to(named[name], rows)
+        return loss, tuple([named[x] for x in positions(static)]), static, scalars, normalizer
 
     def names(self, call: Call) -> list[str]:
         return list(positions(call.static))
@@ -136,10 +136,10 @@ class LinearSoftmaxEngine(SoftmaxEngine):
 
     def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
         static, rows = call.static, self.rows(call).shape
-        found = [row_major(static.out_dtype or promoted, rows if static.reduction == "none" else ())]
+        specs = [row_major(static.out_dtype or promoted, rows if static.reduction == "none" else ())]
         compute = "float64" if self.promoted(call) == "float64" else "float32"
-        found += [row_major(compute, rows)] if static.lse else []
-        return found + ([row_major("float32", ())] if static.accuracy else [])
+        specs += [row_major(compute, rows)] if static.lse else []
+        return specs + ([row_major("float32", ())] if static.accuracy else [])
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
         linear_checks.not_transformed(call.loss, call.static)
@@ -155,13 +155,13 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         matrix, dtype = weight.reshape(-1, depth).T, checks.dtype_name(weight)
         count = most_rows(static, matrix.shape[1] * ITEMSIZE[dtype], depth * matrix.shape[1] * ITEMSIZE[dtype])
         labels = softmax_reference.counted_rows(xp, rows).labels.reshape(-1, *classes[1:])
-        own, largest = [], []
+        label_logits, largest = [], []
         for x, label in zip(input.reshape(-1, depth).split(count), labels.split(count), strict=True):
             z = bias[0].reshape(-1).addmm(x, matrix) if bias else x @ matrix
             z = z.reshape(-1, *classes)
-            own.append(z.gather(1, label.unsqueeze(1)).squeeze(1))
+            label_logits.append(z.gather(1, label.unsqueeze(1)).squeeze(1))
             largest.append(z.amax(1))
-        return xp.concat(own).reshape(rows.shape), xp.concat(largest).reshape(rows.shape)
+        return xp.concat(label_logits).reshape(rows.shape), xp.concat(largest).reshape(rows.shape)
 
     def divisor(self, xp: Any, call: Call) -> Any:
         return linear_reference.divisor(xp, call, self.rows(call))
@@ -238,38 +238,38 @@ class LinearSoftmaxEngine(SoftmaxEngine):
             dtypes = ["float32" if x in checks.FLOATING and x != "float64" else x for x in dtypes]
         ones = (1,) * (input.ndim - 1)
         shapes = {"input": (*ones, 2), "linear_weight": (2, 2), "target": ones if indices else (*ones, 2)}
-        given = tuple([(x, shapes.get(x, (2,)), dtype) for x, dtype in zip(at, dtypes, strict=True)])
+        small_arrays = tuple([(x, shapes.get(x, (2,)), dtype) for x, dtype in zip(at, dtypes, strict=True)])
         changed = [(s.name, 1.0) for s, x in zip(loss.parameters, rows.parameters, strict=True) if x != s.default]
         reduction = ("reduction", static.reduction)
-        if takes(Question(given, (*changed, reduction))) == checks.promote([dtypes[0], dtypes[2]]):
+        if takes(Question(small_arrays, (*changed, reduction))) == checks.promote([dtypes[0], dtypes[2]]):
             return None
         plain = (("input", (1, 2), "float32"), ("linear_weight", (2, 2), "float32"), ("target", (1,), "int64"))
         return DTYPE if takes(Question(plain, (reduction,))) is not None else ARGUMENTS
 
 
 def _static(
-    loss: LinearSoftmaxLoss, found: Mapping[str, Any], settings: tuple[Any, ...], normalizer: Any
+    loss: LinearSoftmaxLoss, named: Mapping[str, Any], settings: tuple[Any, ...], normalizer: Any
 ) -> tuple[Static, tuple[float, ...]]:
     """Returns the checked settings and scalars. They depend on dtypes, ranks, and which arrays are present."""
-    input, weight = found["input"], found["linear_weight"]
+    input, weight = named["input"], named["linear_weight"]
     shape = logits_shape(tuple(input.shape), tuple(weight.shape))
-    chosen = dict(zip(loss.setting_names, settings, strict=True))
-    own = linear_checks.settings(loss, chosen, checks.dtype_name(input))
-    if chosen["ignore_index"] is None:
-        chosen["ignore_index"] = IGNORED
-    chosen |= {"class_dim": len(shape) - len(weight.shape) + 1, "inplace_backward": False}
+    arguments = dict(zip(loss.setting_names, settings, strict=True))
+    layer = linear_checks.settings(loss, arguments, checks.dtype_name(input))
+    if arguments["ignore_index"] is None:
+        arguments["ignore_index"] = IGNORED
+    arguments |= {"class_dim": len(shape) - len(weight.shape) + 1, "inplace_backward": False}
     static, scalars = checked_settings(
         loss.inner,
         Logits(shape, checks.dtype_name(input)),
-        found["target"],
-        found.get("weight"),
-        found.get("mask"),
+        named["target"],
+        named.get("weight"),
+        named.get("mask"),
         normalizer,
-        tuple([chosen[x] for x in loss.inner.setting_names]),
+        tuple([arguments[x] for x in loss.inner.setting_names]),
         (),
     )
-    linear_checks.skips(loss, static, own[-1])
-    return Static(*static, "linear_bias" in found, *own, "token_weight" in found, "main_grad" in found), scalars
+    linear_checks.skips(loss, static, layer[-1])
+    return Static(*static, "linear_bias" in named, *layer, "token_weight" in named, "main_grad" in named), scalars
 
 
 def layer_of(at: Mapping[str, int], arrays: Sequence[Any]) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, .
     Kernels need contiguous arrays. The factors of products, an input matrix and a weight, may also be transposed or
     have gaps between their rows or columns, if the products take no longer for that or read padded copies anyway.
     """
-    found = {}
+    copies = {}
     rows, features, classes = prod(tensors[0].shape[:-1]), tensors[0].shape[-1], tensors[1].shape[0]
     sizes = rows, features, classes, tensors[0].dtype
     inputs = tensors[1].ndim == 2 and pads_features(*sizes)
@@ -298,8 +298,8 @@ def contiguous_copies(tensors: tuple[TensorSpec, ...]) -> dict[int, tuple[int, .
         elif i == 1:
             in_place = in_place or _weight_is_read_in_place(x)
         if not in_place:
-            found[i] = wanted
-    return found
+            copies[i] = wanted
+    return copies
 
 
 class _Lines(NamedTuple):

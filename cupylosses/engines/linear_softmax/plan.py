@@ -228,11 +228,11 @@ class LinearPlan(ChunkedPlan):
 
     def chunks(self, reduction: str, result: str) -> list[Chunk]:
         """Returns the chunks, with plans for this reduction and dtype of the value."""
-        found = self._chunks.get((reduction, result))
-        if found is None:
-            found = [Chunk(first, rows, self._inner(first, rows, reduction, result)) for first, rows in self.spans]
-            self._chunks[reduction, result] = found
-        return found
+        chunks = self._chunks.get((reduction, result))
+        if chunks is None:
+            chunks = [Chunk(first, rows, self._inner(first, rows, reduction, result)) for first, rows in self.spans]
+            self._chunks[reduction, result] = chunks
+        return chunks
 
     def _inner(self, first: int, rows: int, reduction: str, result: str) -> SoftmaxPlan:
         static, at = self.static, self.at
@@ -242,8 +242,10 @@ class LinearPlan(ChunkedPlan):
         arrays = [contiguous(self.target.dtype, shape)]
         arrays += [self.tensors[at["weight"]]] if static.weighted else []
         arrays += [contiguous("bool", (rows,))] if static.masked else []
-        own = static.softmax._replace(reduction=reduction, out_dtype=result, class_dim=1, inplace=False, has_tangent=())
-        call = Call(self.loss.inner, (), own)
+        settings = static.softmax._replace(
+            reduction=reduction, out_dtype=result, class_dim=1, inplace=False, has_tangent=()
+        )
+        call = Call(self.loss.inner, (), settings)
         # Bad labels are reported by their row in the whole call.
         site = (self.rows_shape, first)
         return SoftmaxPlan(SOFTMAX, call, (logits, *arrays), self.promoted, self.machine, site)
@@ -255,10 +257,10 @@ class LinearPlan(ChunkedPlan):
             return self._sums, tuple(range(len(self.tensors))), 1.0
         if self._sums is None:
             self._sums = self._inner(0, self.rows, self.static.reduction, self.result)
-        found, read, factor = self._sums.denominator()
+        counting, read, factor = self._sums.denominator()
         outer = inner_arrays(self.static, -1, tuple(range(len(self.tensors))))
-        assert isinstance(found, CountingPlan)
-        return found, tuple([outer[i] for i in read]), factor
+        assert isinstance(counting, CountingPlan)
+        return counting, tuple([outer[i] for i in read]), factor
 
     def upstream_strides(self) -> tuple[int, ...] | None:
         return self.strides
@@ -314,12 +316,12 @@ class LinearPlan(ChunkedPlan):
     def _run_kept(self, inputs: Inputs, value: Any, auxiliary: Sequence[Any]) -> None:
         device = inputs.device
         *asked, kept = auxiliary or self.no_auxiliary
-        stage, own = "unreduced", self._stored_at(value, device)
+        stage, stage_arguments = "unreduced", self._stored_at(value, device)
         if self.scalar:
             stage, (_, workspaces) = "value", self._memory(device)
-            own = lambda i, chunk: (workspaces(chunk), device.address(value))  # noqa: E731
+            stage_arguments = lambda i, chunk: (workspaces(chunk), device.address(value))  # noqa: E731
         self._sweep(
-            inputs, stage, self.static.reduction, self.result, own, asked,
+            inputs, stage, self.static.reduction, self.result, stage_arguments, asked,
             kept=None if type(kept) is int else kept,
         )  # fmt: skip
 
@@ -491,25 +493,25 @@ class LinearPlan(ChunkedPlan):
         stage: str,
         reduction: str,
         result: str,
-        own: Any,
+        stage_arguments: Any,
         auxiliary: Sequence[int],
         gradients: Sequence[Any] = (),
         then: tuple[str, Any, str, str] | None = None,
         onto: bool = False,
         kept: Any = None,
     ) -> None:
-        """Runs all chunks with the row kernel of ``stage`` and its ``own`` arguments, and multiplies for ``gradients``.
+        """Runs all chunks with the row kernel of ``stage``, and multiplies for ``gradients``.
 
-        With ``then``, a second row kernel writes the gradients of the logits instead: its stage, arguments, reduction,
-        and dtype of the value.
+        ``stage_arguments`` returns the stage's own arguments for a chunk. With ``then``, a second row kernel writes the
+        gradients of the logits instead: its stage, arguments, reduction, and dtype of the value.
         """
         device, arrays, scalars, divisor = inputs
         chunks, at, addresses = self.chunks(reduction, result), self.at, [device.address(x) for x in arrays]
         of_target = gradients[2] if gradients else None
         wanted, stream = (bool(gradients), of_target is not None), device.stream()
-        stages = [(stage, own, chunks, wanted)]
+        stages = [(stage, stage_arguments, chunks, wanted)]
         if then is not None:
-            stages = [(stage, own, chunks, (False, False)), (*then[:2], self.chunks(*then[2:]), wanted)]
+            stages = [(stage, stage_arguments, chunks, (False, False)), (*then[:2], self.chunks(*then[2:]), wanted)]
         widths = {"target": 1 if self.indices else self.classes, "weight": 0, "mask": 1}
         read = [(addresses[at[x]], widths[x] * ITEMSIZE[self.tensors[at[x]].dtype])
                 for x in ("target", "weight", "mask") if x in at]  # fmt: skip
@@ -586,17 +588,17 @@ class PackedPlan(LinearPlan):
         return value if self.scalar else device.spread(value, index, self.rows).reshape(self.rows_shape)
 
     def run_value(self, inputs: Inputs, auxiliary: Sequence[int]) -> Any:
-        found = self._packed(inputs)
-        if found is None:
+        packing = self._packed(inputs)
+        if packing is None:
             return super().run_value(inputs, auxiliary)
-        index, plan, packed = found
+        index, plan, packed = packing
         return self._spread_value(inputs.device, plan.run_value(packed, auxiliary), index)
 
     def write_ahead(self, inputs: Inputs, written: Wanted, auxiliary: Sequence[int]) -> tuple[Any, list[Any], Any]:
-        found = self._packed(inputs)
-        if found is None:
+        packing = self._packed(inputs)
+        if packing is None:
             return super().write_ahead(inputs, written, auxiliary)
-        index, plan, packed = found
+        index, plan, packed = packing
         plan.slot = self.slot
         value, gradients, memory = plan.write_ahead(packed, written, auxiliary)
         return self._spread_value(inputs.device, value, index), self._spread(inputs.device, gradients, index), memory
@@ -610,9 +612,9 @@ class PackedPlan(LinearPlan):
         kept: Any = None,
     ) -> list[Any]:
         # One grad_output per row is read in place, hence by all rows.
-        found = None if per_row else self._packed(inputs)
-        if found is None:
+        packing = None if per_row else self._packed(inputs)
+        if packing is None:
             return super().compute_gradients(inputs, wanted, grad_output, per_row)
-        index, plan, packed = found
+        index, plan, packed = packing
         gradients = plan.compute_gradients(packed, wanted, grad_output, per_row)
         return self._spread(inputs.device, gradients, index)

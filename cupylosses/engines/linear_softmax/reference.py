@@ -30,13 +30,13 @@ def evaluate(call: Call, promoted: str, readable: bool = True) -> Any:
     if not static.token_weighted:
         return softmax_reference.evaluate(Rows(inner), promoted, readable)
     per_row = softmax._replace(reduction="none", out_dtype="float64", normalized=False)
-    found = softmax_reference.evaluate(Rows(inner._replace(static=per_row, normalizer=None)), promoted, readable)
+    result = softmax_reference.evaluate(Rows(inner._replace(static=per_row, normalizer=None)), promoted, readable)
     xp = interop.namespace(logits)
-    cost = (found.loss if static.lse or static.accuracy else found) * call.arrays[at["token_weight"]]
+    cost = (result.loss if static.lse or static.accuracy else result) * call.arrays[at["token_weight"]]
     if static.reduction != "none":
         cost = divide(xp, xp.sum(cost), divisor(xp, call, Rows(inner)))
     cost = xp.astype(cost, getattr(xp, static.out_dtype or promoted))
-    return found._replace(loss=cost) if static.lse or static.accuracy else cost
+    return result._replace(loss=cost) if static.lse or static.accuracy else cost
 
 
 def divisor(xp: Any, call: Call, rows: Rows) -> Any:

@@ -91,14 +91,14 @@ class RowWeights:
     def launcher(self, kind: str, *dtypes: str, fixed: tuple[int, ...] = ()) -> compiler.Launcher:
         """Returns the launcher of a kernel. ``dtypes`` are its `read`, `result` and `of_classes`."""
         key = (kind, *dtypes)
-        found = self._launchers.get(key)
-        if found is None:
+        launcher = self._launchers.get(key)
+        if launcher is None:
             kernel = RowWeightKernel(self._plan.loss, kind, dtypes[0], self.dtype, *dtypes[1:])
             threads = _THREADS[kind]
             blocks = min(-(-self.rows // threads), 8 * self._plan.machine.processors) if kind == "weigh" else 1
-            found = self._plan.machine.launcher(kernel, blocks, threads, (self.rows, *fixed))
-            self._launchers[key] = found
-        return found
+            launcher = self._plan.machine.launcher(kernel, blocks, threads, (self.rows, *fixed))
+            self._launchers[key] = launcher
+        return launcher
 
     def weigh(
         self,
@@ -115,10 +115,10 @@ class RowWeights:
         There is one number (``step`` 0) or one per row (``step`` 1). The products are written to ``to``, or to a new
         array. ``dtypes`` are the dtypes of the numbers and of the products.
         """
-        found = device.empty((self.rows,), (1,), dtypes[1]) if to is None else to
+        products = device.empty((self.rows,), (1,), dtypes[1]) if to is None else to
         weights, below = device.address(arrays[self._at]), divisor.number_and_count
-        self.launcher("weigh", *dtypes)(device.stream(), read, step, weights, *below, device.address(found))
-        return found
+        self.launcher("weigh", *dtypes)(device.stream(), read, step, weights, *below, device.address(products))
+        return products
 
     def sum(
         self, device: Device, arrays: Sequence[Any], losses: Any, dtypes: tuple[str, str], divisor: Divisor, value: Any

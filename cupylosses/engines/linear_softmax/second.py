@@ -49,9 +49,9 @@ class LinearHvpPlan(LinearPlan):
     ) -> None:
         super().__init__(engine, call, tensors, promoted, machine)
         static = self.static
-        rest = iter(range(len(tensors) - sum(static.has_tangent), len(tensors)))
+        positions = iter(range(len(tensors) - sum(static.has_tangent), len(tensors)))
         #: Positions of the tangents, by the positions of their arrays.
-        self._tangents = {i: next(rest) for i, moves in enumerate(static.has_tangent) if moves}
+        self._tangents = {i: next(positions) for i, moves in enumerate(static.has_tangent) if moves}
         layer = {0, 1, self.at.get("linear_bias")}
         self.empty = not (
             self.rows and self.classes and self.depth and self.weight.ndim == 2
@@ -75,12 +75,12 @@ class LinearHvpPlan(LinearPlan):
         arrays = [contiguous(self.target.dtype, (rows,))]
         arrays += [self.tensors[at["weight"]]] if static.weighted else []
         arrays += [contiguous("bool", (rows,))] if static.masked else []
-        own = static.softmax._replace(
+        settings = static.softmax._replace(
             reduction="none", out_dtype=self._per_row, class_dim=1, inplace=False, has_tangent=(True,)
         )
         tensors = (logits, *arrays, logits)
         site = (self.rows_shape, first)
-        return SoftmaxPlan(SOFTMAX, Call(self.loss.inner, (), own), tensors, self.promoted, self.machine, site)
+        return SoftmaxPlan(SOFTMAX, Call(self.loss.inner, (), settings), tensors, self.promoted, self.machine, site)
 
     @property
     def _per_row(self) -> str:
@@ -160,7 +160,7 @@ class LinearHvpPlan(LinearPlan):
                 device.matmul(part, device.transposed(along_weight), along, added)
             launch(i, first, *map(device.address, spaces))
             if of_input is not None:
-                to = own = device.rows(of_input, first, rows)
+                to = of_part = device.rows(of_input, first, rows)
                 if moved is not None:
                     to = device.rows(moved, 0, rows)
                 self.clear(device, change)
@@ -169,7 +169,7 @@ class LinearHvpPlan(LinearPlan):
                     self.clear(device, z)
                     device.matmul(z, along_weight, to, to)
                 if moved is not None:
-                    device.assign(own, device.corner(to, rows, self.depth))
+                    device.assign(of_part, device.corner(to, rows, self.depth))
             if total is not None:
                 of_change, of_z = (device.transposed(device.corner(spaces[j], rows, self.weight_rows)) for j in (2, 0))
                 device.matmul(of_change, part, total, total if i else None)

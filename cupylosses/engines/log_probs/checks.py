@@ -15,26 +15,26 @@ from cupylosses.definition.base import Parameter
 from cupylosses.engines.softmax import checks as softmax_checks
 
 
-def scalars(loss: Any, given: Mapping[str, Any]) -> tuple[float, float]:
+def scalars(loss: Any, by_name: Mapping[str, Any]) -> tuple[float, float]:
     """Returns the checked scale and softcap of the logits, both divided by the temperature. A softcap of 0 is none."""
 
     def number(name: str) -> float:
-        value = checks.parameter(loss, Parameter(name, 1.0, "", minimum=0.0, exclusive=True), given[name])
+        value = checks.parameter(loss, Parameter(name, 1.0, "", minimum=0.0, exclusive=True), by_name[name])
         if value == inf:
             raise ValueError(f"{loss.name}: `{name}` must be finite, got inf.")
         return value
 
     temperature = number("temperature")
-    cap = 0.0 if given["softcap"] is None else number("softcap")
+    cap = 0.0 if by_name["softcap"] is None else number("softcap")
     return number("logit_scale") / temperature, cap / temperature
 
 
-def settings(loss: Any, given: Mapping[str, Any]) -> tuple[bool, int, str]:
+def settings(loss: Any, by_name: Mapping[str, Any]) -> tuple[bool, int, str]:
     """Returns the checked settings `return_entropy`, `ignore_index` and `check_targets`."""
     return (
-        softmax_checks.switch(loss, "return_entropy", given["return_entropy"]),
-        softmax_checks.ignore_index(loss, given["ignore_index"], "indices"),
-        softmax_checks.check_of_targets(loss, given["check_targets"]),
+        softmax_checks.switch(loss, "return_entropy", by_name["return_entropy"]),
+        softmax_checks.ignore_index(loss, by_name["ignore_index"], "indices"),
+        softmax_checks.check_of_targets(loss, by_name["check_targets"]),
     )
 
 
@@ -66,12 +66,12 @@ def weight(loss: Any, weight: Any) -> None:
         )
 
 
-def arrays(loss: Any, names: Sequence[str], given: Sequence[Any], rows: tuple[int, ...]) -> None:
+def arrays(loss: Any, names: Sequence[str], tensors: Sequence[Any], rows: tuple[int, ...]) -> None:
     """Checks the dtypes of the named arrays, and the shape of the mask.
 
     Tangents, which have no names, follow these arrays and are not checked.
     """
-    for name, x in zip(names, given, strict=False):
+    for name, x in zip(names, tensors, strict=False):
         dtype = dtype_name(x)
         if name == "mask":
             if dtype != "bool":

@@ -68,13 +68,13 @@ class LogProbKernel(Kernel):
         arrays = [f"const {input}* input", f"const {index}* labels"]
         arrays += [f"const {STORAGE[self.mask][0]}* mask"] if self.mask else []
         coeffs = f"LogProbCoeffs<{compute}>* coeffs"
-        own = {
+        of_kind = {
             "unreduced": [coeffs, f"{compute}* values"],
             "from_residual": [coeffs, f"const {compute}* grad_output", "int64 result_stride"],
         }[self.kind]
         written = [f"{STORAGE[self.gradient][0]}* gradients"] if self.gradient else []
         numbers = ["double logit_scale", "double softcap", "RowStatus* status", "double divisor", "double scale"]
-        return [*arrays, *written, *own, *numbers]
+        return [*arrays, *written, *of_kind, *numbers]
 
     def glue(self) -> str:
         input, index, compute = (STORAGE[x][0] for x in (self.input, self.index, self.compute))

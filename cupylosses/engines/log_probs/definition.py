@@ -115,8 +115,8 @@ class LinearLogProbs(LogProbs):
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
-        own = {"logits_dtype": None, "accumulate_dtype": None, "max_memory": None, "main_grad": None}
-        return {"linear_bias": None, **_COMMON, **own}
+        of_layer = {"logits_dtype": None, "accumulate_dtype": None, "max_memory": None, "main_grad": None}
+        return {"linear_bias": None, **_COMMON, **of_layer}
 
     @property
     def annotations(self) -> Mapping[str, str]:

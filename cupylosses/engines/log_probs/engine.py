@@ -105,8 +105,8 @@ class LogProbEngine(Engine):
 
     def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
         rows, dtype = tuple(call.arrays[0].shape[:-1]), call.static.out_dtype or promoted
-        found = [row_major(dtype, value_shape(call.static, rows, tuple(call.arrays[1].shape)))]
-        return found + ([row_major(self.promoted(call), (*rows, 4))] if self.has_residual(call) else [])
+        specs = [row_major(dtype, value_shape(call.static, rows, tuple(call.arrays[1].shape)))]
+        return specs + ([row_major(self.promoted(call), (*rows, 4))] if self.has_residual(call) else [])
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
         return None
@@ -154,8 +154,8 @@ class LogProbEngine(Engine):
 
 def checked_settings(loss: Any, settings: tuple[Any, ...]) -> tuple[tuple[float, float], bool, int, str]:
     """Returns the checked scale and softcap, then the checked settings of results."""
-    given = dict(zip(loss.setting_names, settings, strict=True))
-    return log_prob_checks.scalars(loss, given), *log_prob_checks.settings(loss, given)
+    by_name = dict(zip(loss.setting_names, settings, strict=True))
+    return log_prob_checks.scalars(loss, by_name), *log_prob_checks.settings(loss, by_name)
 
 
 LOG_PROBS = LogProbEngine()

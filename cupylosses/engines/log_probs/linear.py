@@ -39,41 +39,41 @@ class LinearLogProbEngine(LogProbEngine):
     ) -> Parts:
         names = [n for n, x in zip(loss.array_names, arrays, strict=True) if x is not None]
         library, present = common_library(loss, names, tuple([x for x in arrays if x is not None]))
-        found = dict(zip(names, present, strict=True))
+        by_name = dict(zip(names, present, strict=True))
         if library == "torch":
             from cupylosses.torch_compat import operands_of_linear
 
-            layer = [x for x in ("input", "linear_weight", "linear_bias") if x in found]
-            found |= dict(zip(layer, operands_of_linear([found[x] for x in layer]), strict=True))
-        input, weight, index = found["input"], found["linear_weight"], found["index"]
-        linear_checks.operands(loss, input, weight, found.get("linear_bias"), index)
+            layer = [x for x in ("input", "linear_weight", "linear_bias") if x in by_name]
+            by_name |= dict(zip(layer, operands_of_linear([by_name[x] for x in layer]), strict=True))
+        input, weight, index = by_name["input"], by_name["linear_weight"], by_name["index"]
+        linear_checks.operands(loss, input, weight, by_name.get("linear_bias"), index)
         log_prob_checks.weight(loss, weight)
         dtype = checks.dtype_name(input)
-        own, (logits, accumulate, memory, _) = _SETTINGS.find(
+        of_rows, (logits, accumulate, memory, _) = _SETTINGS.find(
             (loss, dtype), settings, lambda: _settings_of_layer(loss, settings, dtype)
         )
-        scalars, entropy, ignored, check = own
-        if "main_grad" in found:
-            linear_checks.main_grad(loss, found["main_grad"], weight, library)
+        scalars, entropy, ignored, check = of_rows
+        if "main_grad" in by_name:
+            linear_checks.main_grad(loss, by_name["main_grad"], weight, library)
         rows = tuple(input.shape[:-1])
-        if "mask" in found and linear_checks.broadcasts(found["mask"], (*rows, weight.shape[0]), len(rows)):
-            found["mask"] = interop.namespace(input).broadcast_to(found["mask"], rows)
+        if "mask" in by_name and linear_checks.broadcasts(by_name["mask"], (*rows, weight.shape[0]), len(rows)):
+            by_name["mask"] = interop.namespace(input).broadcast_to(by_name["mask"], rows)
         static = LinearStatic(
             several=log_prob_checks.several_labels(loss, tuple(input.shape), index),
-            masked="mask" in found,
+            masked="mask" in by_name,
             capped=scalars[1] != 0.0,
             entropy=entropy,
             ignore_index=ignored,
             check=check,
             out_dtype="float64" if dtype == "float64" else "float32",
             has_tangent=(),
-            biased="linear_bias" in found,
+            biased="linear_bias" in by_name,
             logits_dtype=logits,
             accumulate_dtype=accumulate,
             max_memory=memory,
-            adds="main_grad" in found,
+            adds="main_grad" in by_name,
         )
-        return loss, tuple([found[x] for x in linear_positions(static)]), static, scalars, None
+        return loss, tuple([by_name[x] for x in linear_positions(static)]), static, scalars, None
 
     def names(self, call: Call) -> list[str]:
         return list(linear_positions(call.static))
@@ -121,8 +121,8 @@ class LinearLogProbEngine(LogProbEngine):
 
     def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
         rows, dtype = tuple(call.arrays[0].shape[:-1]), call.static.out_dtype or promoted
-        found = [row_major(dtype, value_shape(call.static, rows, tuple(call.arrays[2].shape)))]
-        return found + ([row_major(self.promoted(call), (*rows, 4))] if self.has_residual(call) else [])
+        specs = [row_major(dtype, value_shape(call.static, rows, tuple(call.arrays[2].shape)))]
+        return specs + ([row_major(self.promoted(call), (*rows, 4))] if self.has_residual(call) else [])
 
     def batched(self, call: Call, dims: Sequence[int | None], size: int) -> Call | None:
         """Turns a batch of inputs into more rows. Batches of weights are left to the reference formula."""
@@ -158,8 +158,8 @@ class LinearLogProbEngine(LogProbEngine):
 
 def _settings_of_layer(loss: Any, settings: tuple[Any, ...], dtype: str) -> tuple[Any, Any]:
     """Returns the checked settings of log-probabilities, then those of the layer."""
-    given = {**dict(zip(loss.setting_names, settings, strict=True)), "skip_ignored": False}
-    return checked_settings(loss, settings), linear_checks.settings(loss, given, dtype)
+    by_name = {**dict(zip(loss.setting_names, settings, strict=True)), "skip_ignored": False}
+    return checked_settings(loss, settings), linear_checks.settings(loss, by_name, dtype)
 
 
 LINEAR_LOG_PROBS = LinearLogProbEngine()

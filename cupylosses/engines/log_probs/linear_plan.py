@@ -145,8 +145,8 @@ class LinearLogProbPlan(ChunkedPlan):
         """Number of bytes of the values of a row."""
         return self.columns * ITEMSIZE[self.result]
 
-    def _run(self, inputs: Inputs, stage: str, gradients: Sequence[Any], own: Any) -> None:
-        """Runs all chunks with the row kernel of ``stage``, whose arguments are ``own(first)`` for the first row."""
+    def _run(self, inputs: Inputs, stage: str, gradients: Sequence[Any], arguments: Any) -> None:
+        """Runs all chunks with the row kernel of ``stage``, which takes ``arguments(first)`` for the first row."""
         device, arrays, scalars, _ = inputs
         labels, step = device.address(arrays[2]), self.labels * ITEMSIZE[self.index.dtype]
         masks = [device.address(arrays[self.at["mask"]])] if self.static.masked else []
@@ -156,7 +156,7 @@ class LinearLogProbPlan(ChunkedPlan):
             written = [of_logits] if gradients else []
             read = logits, labels + step * first, *[x + first for x in masks]
             self.row_plans[i].launcher(stage, self.nothing, False)(
-                stream, *read, *written, *own(first), *scalars, 1.0, 1.0
+                stream, *read, *written, *arguments(first), *scalars, 1.0, 1.0
             )
 
         self.sweep(device, arrays, gradients, launch, self.adds)

@@ -64,10 +64,10 @@ class LogProbPlan(Plan):
         self._launchers: dict[str, compiler.Launcher] = {}
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
-        found = self._launchers.get(stage)
-        if found is None:
-            found = self._launchers[stage] = self._load(stage)
-        return found
+        launcher = self._launchers.get(stage)
+        if launcher is None:
+            launcher = self._launchers[stage] = self._load(stage)
+        return launcher
 
     def unreduced_step(self, counted: bool) -> Step:
         return Step((self.launcher("unreduced", self.nothing, False),))

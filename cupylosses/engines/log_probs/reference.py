@@ -44,13 +44,13 @@ def evaluate(
     log_p = xp.where(used & valid, log_p, zero)
     # NaN is added to the value outside the graph, so other labels of the row keep their gradients.
     log_p = log_p + xp.where(bad, xp.full_like(detached(zero), nan), detached(zero))
-    found = log_p
+    packed = log_p
     if static.entropy:
         entropy = xp.where(counts, entropy, xp.zeros_like(entropy))
-        found = xp.concat([log_p, entropy[..., None]], axis=-1)
+        packed = xp.concat([log_p, entropy[..., None]], axis=-1)
     elif not static.several:
-        found = log_p[..., 0]
-    return xp.astype(found, result, copy=False)
+        packed = log_p[..., 0]
+    return xp.astype(packed, result, copy=False)
 
 
 def _of_rows(
@@ -66,8 +66,8 @@ def _of_rows(
         z = softcap * xp.tanh(z / softcap)
     s, log_sum, total, _ = log_softmax_parts(xp, z)
     is_class = (labels >= 0) & (labels < x.shape[-1])
-    own = xp.take_along_axis(s, xp.where(is_class, labels, xp.zeros_like(labels)), axis=-1)
-    log_p = xp.astype(own, xp.float64) - log_sum[..., None]
+    at_labels = xp.take_along_axis(s, xp.where(is_class, labels, xp.zeros_like(labels)), axis=-1)
+    log_p = xp.astype(at_labels, xp.float64) - log_sum[..., None]
     log_p = xp.where(detached(log_p) > 0, xp.zeros_like(log_p), log_p)
     # A row without a finite maximum has NaN values and NaN derivatives.
     spoilt = ~xp.isfinite(detached(log_sum)) | ~xp.isfinite(xp.max(detached(z), axis=-1))
@@ -91,8 +91,8 @@ def _check(xp: Any, loss: Any, index: Any, bad: Any, classes: int) -> None:
     if not bool(xp.any(bad)):
         return
     position = tuple(int(x[0]) for x in xp.nonzero(bad)) if bad.ndim else ()
-    label, every = index[position], index[bad]
-    raise softmax_checks.bad_label(loss, position, int(label), classes, bool(xp.all(every == label)))
+    label, bad_labels = index[position], index[bad]
+    raise softmax_checks.bad_label(loss, position, int(label), classes, bool(xp.all(bad_labels == label)))
 
 
 def _device(x: Any) -> dict[str, Any]:

@@ -32,10 +32,10 @@ def reduced_dimensions(loss: Loss, dims: Sequence[int], shape: Sequence[int]) ->
             raise ValueError(
                 f"{loss.name}: `dim` must be within {-rank} to {rank - 1} for the shape {tuple(shape)}, got {d}."
             )
-    found = [d % rank for d in dims]
-    if len(set(found)) != len(found):
+    positions = [d % rank for d in dims]
+    if len(set(positions)) != len(positions):
         raise ValueError(f"{loss.name}: `dim` must name each dimension once, got {tuple(dims)}.")
-    return tuple(sorted(found)) if found else tuple(range(rank))
+    return tuple(sorted(positions)) if positions else tuple(range(rank))
 
 
 def dtypes(loss: Loss, names: Sequence[str]) -> None:
@@ -89,13 +89,15 @@ def broadcast_warning(loss: Loss, shapes: Sequence[Sequence[int]]) -> str | None
     Every loss warns if no operand has the shape of the result, as with (N, 1) and (N,), which is mostly a mistake.
     Losses whose counterparts in torch warn of any difference between two operands do so, too.
     """
-    own = [(x.name, tuple(s)) for x, s in zip(loss.operands, shapes, strict=True) if x is not WEIGHT and x is not MASK]
-    if all([s == own[0][1] for _, s in own]):
+    named_shapes = [
+        (x.name, tuple(s)) for x, s in zip(loss.operands, shapes, strict=True) if x is not WEIGHT and x is not MASK
+    ]
+    if all([s == named_shapes[0][1] for _, s in named_shapes]):
         return None
-    (first, shape), *others = own
-    result = broadcast(loss, [*[s for _, s in own], *[()] * (len(shapes) - len(own))])
-    if all([s != result for _, s in own]):
-        got = " and ".join([f"`{name}` of shape {s}" for name, s in own])
+    (first, shape), *others = named_shapes
+    result = broadcast(loss, [*[s for _, s in named_shapes], *[()] * (len(shapes) - len(named_shapes))])
+    if all([s != result for _, s in named_shapes]):
+        got = " and ".join([f"`{name}` of shape {s}" for name, s in named_shapes])
         return (
             f"{loss.name}: no operand has the shape {result} of the result, got {got}, which may not be what you want; "
             "reshape or expand one to silence this."
@@ -115,15 +117,17 @@ def per_row(loss: Loss, name: str, x: Any, shape: Sequence[int], common: Sequenc
     ``shape`` is that of the first operand. As torch documents for its variance, the operand has the same shape, or size
     1 in some dimensions, or lacks the last dimension.
     """
-    own, shape = tuple(x.shape), tuple(shape)
-    if own in ((), shape):
+    operand_shape, shape = tuple(x.shape), tuple(shape)
+    if operand_shape in ((), shape):
         return x
-    if own == shape[:-1]:
+    if operand_shape == shape[:-1]:
         return x[..., None]
-    if len(own) == len(common) and all([n == m or n == 1 for n, m in zip(own, common, strict=True)]):
+    if len(operand_shape) == len(common) and all(
+        [n == m or n == 1 for n, m in zip(operand_shape, common, strict=True)]
+    ):
         return x
     raise ValueError(
         f"{loss.name}: `{name}` must have the shape {shape} of `{loss.operands[0].name}`, with 1 for "
-        f"dimensions that share a value, or {shape[:-1]} for one value per row, got {own}. Reshape it with "
+        f"dimensions that share a value, or {shape[:-1]} for one value per row, got {operand_shape}. Reshape it with "
         "`.reshape(...)` or `[None]`."
     )

@@ -184,13 +184,13 @@ class PointwiseKernel(Kernel):
         """
         if not self.tile:
             return {}
-        found = {i: x for i, x in enumerate(self.access) if x in STAGED}
+        accesses = {i: x for i, x in enumerate(self.access) if x in STAGED}
         count = len(self.storage)
         for i, (x, written) in enumerate(zip(self.sinks, self._written, strict=True)):
-            if written and x in STAGED and found.get(i) != x:
-                found[count + 1 + i] = x
+            if written and x in STAGED and accesses.get(i) != x:
+                accesses[count + 1 + i] = x
         dtypes = (*self.storage, self.result, *self.storage, self.result)
-        return {i: staged_bytes(ITEMSIZE[dtypes[i]], self.tile, x) for i, x in found.items()}
+        return {i: staged_bytes(ITEMSIZE[dtypes[i]], self.tile, x) for i, x in accesses.items()}
 
     @property
     def entry(self) -> str:
@@ -255,13 +255,13 @@ def _varying_arguments(variant: PointwiseKernel) -> list[str]:
     """
     tensors = list(zip(variant.loss.operands, variant.storage, variant.gradients, strict=True))
     partials = ["double* partials"] if variant.kind in ("elements_gradient", COMBINED) and variant.summed else []
-    own = OWN_ARGUMENTS[variant.kind]
+    kind_arguments = OWN_ARGUMENTS[variant.kind]
     if variant.kind == "value_and_gradient" and variant.summed:
-        own = [x for x in own if x != "const Result* grad_output"]
+        kind_arguments = [x for x in kind_arguments if x != "const Result* grad_output"]
     return [
         *(f"const {STORAGE[dtype][0]}* {operand.name}_" for operand, dtype, _ in tensors),
         *(f"{STORAGE[dtype][0]}* {operand.name}_gradients" for operand, dtype, wanted in tensors if wanted),
-        *own,
+        *kind_arguments,
         *partials,
         *(f"double {x.name}_" for x in variant.loss.parameters),
         *(["double multiple", "const double* count"] if variant.counted else ["double divisor", "double scale"]),
@@ -399,9 +399,9 @@ def _initializer(variant: PointwiseKernel, stream: int, access: str, dtype: str,
     if access not in STAGED:
         return f"{{{pointer}}}"
     bytes_of, place = variant.staged, 0
-    own = stream if stream in bytes_of else stream - len(variant.storage) - 1
+    owner = stream if stream in bytes_of else stream - len(variant.storage) - 1
     for i, x in bytes_of.items():
-        if i == own:
+        if i == owner:
             break
         place += x
     return f"{{{pointer}, staged_tile<{STORAGE[dtype][0]}>({place}, {sum(bytes_of.values())})}}"
@@ -448,11 +448,11 @@ def loss_argument(variant: PointwiseKernel) -> str:
 
 
 def _sources_argument(variant: PointwiseKernel) -> str:
-    found = [
+    sources = [
         f"{kind}{_initializer(variant, i, variant.access[i], variant.storage[i], f'{x.name}_')}"
         for i, (kind, x) in enumerate(zip(_source_types(variant), variant.loss.operands, strict=True))
     ]
-    return f"make_tuple({', '.join(found)})"
+    return f"make_tuple({', '.join(sources)})"
 
 
 def _blocks_per_sm(variant: PointwiseKernel) -> int:
@@ -546,13 +546,13 @@ def skeleton_call(kind: str, unroll: int, checks_apart: bool = False) -> tuple[s
     A batch has ``unroll`` vectors per lane. If backward ``checks_apart``, in a kernel of its own, forward has no
     ``grad_output``.
     """
-    given = "static_cast<const Result*>(nullptr)" if checks_apart else "grad_output"
+    grad_output = "static_cast<const Result*>(nullptr)" if checks_apart else "grad_output"
     element = {"elements": "Element{values}", "elements_gradient": "Element{grad_output}"}.get(kind, "Absent{}")
     function, arguments = {
         "value": ("reduce_value", "chunks, memory, divisor, value"),
         "value_and_gradient": (
             "reduce_value_and_gradient",
-            f"chunks, memory, divisor, scale, value, {given}, expected_grad_output, used_grad_output",
+            f"chunks, memory, divisor, scale, value, {grad_output}, expected_grad_output, used_grad_output",
         ),
         "verify_gradient": ("verify_gradient", "chunks, scale, grad_output, used_grad_output, expected_grad_output"),
         PRODUCT: ("write_gradients", "chunks, scale, grad_output"),

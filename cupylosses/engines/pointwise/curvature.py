@@ -14,10 +14,10 @@ def curved_pairs(loss: Loss, flags: tuple[int, ...]) -> Pairs:
     known = of_names([x.name for x in loss.operands]) | of_flags(loss.flags, flags)
     for name, expression in loss.let.items():
         known[name] = evaluate(expression, known)
-    found = evaluate(loss.value, known)
+    dependence = evaluate(loss.value, known)
     if loss.derivatives:
         # Hand-written: nothing is known about their derivatives.
-        found = joined([Dependence(frozenset([x.name for x in loss.operands]))], [(0, 0)])
+        dependence = joined([Dependence(frozenset([x.name for x in loss.operands]))], [(0, 0)])
     if isinstance(loss, ModifiedLoss) and loss.weight == "array":
-        found = joined([known["weight"], found], [(0, 1)])
-    return found.curved
+        dependence = joined([known["weight"], dependence], [(0, 1)])
+    return dependence.curved

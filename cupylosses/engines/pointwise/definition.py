@@ -84,8 +84,16 @@ class Loss(Definition):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        own = (self.operands, self.value, self.let, self.constants, self.derivatives, self.parameters, self.flags)
-        return (*own, self.tentative, code_of(self.reference))
+        attributes = (
+            self.operands,
+            self.value,
+            self.let,
+            self.constants,
+            self.derivatives,
+            self.parameters,
+            self.flags,
+        )
+        return (*attributes, self.tentative, code_of(self.reference))
 
     @cached_property
     def modifications(self) -> Mapping[Any, Loss]:
@@ -217,10 +225,10 @@ def modified(loss: Loss, numbers: frozenset[str] = frozenset(), weight: str | No
     operands = (*(x for x in loss.operands if x.name not in numbers), *added, *([MASK] if mask else []))
     constants = [*(x for x in loss.operands if x.name in numbers), *([WEIGHT] if weight == "number" else [])]
     parameters = (*loss.parameters, *(Parameter(x.name, _typical(x, loss.values()), x.doc) for x in constants))
-    own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
-    own |= {"operands": operands, "parameters": parameters, "kinks": Loss.kinks, "cases": ({},)}
-    own["reference"] = loss.reference and _reference(loss, [x.name for x in operands], weight, mask)
-    return ModifiedLoss(**own, base=loss, numbers=numbers, weight=weight, mask=mask)
+    attributes = {x.name: getattr(loss, x.name) for x in fields(Loss)}
+    attributes |= {"operands": operands, "parameters": parameters, "kinks": Loss.kinks, "cases": ({},)}
+    attributes["reference"] = loss.reference and _reference(loss, [x.name for x in operands], weight, mask)
+    return ModifiedLoss(**attributes, base=loss, numbers=numbers, weight=weight, mask=mask)
 
 
 def all_modified(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], Loss]:
@@ -229,10 +237,10 @@ def all_modified(loss: Loss) -> dict[tuple[tuple[str, ...], str | None, bool], L
     All are made in advance, because torch.compile can trace a lookup in a constant dictionary but no construction.
     """
     able = [x.name for x in loss.operands if x.number or x.default is not None]
-    chosen = [tuple(compress(able, x)) for x in product((False, True), repeat=len(able))]
+    subsets = [tuple(compress(able, x)) for x in product((False, True), repeat=len(able))]
     return {
         (numbers, weight, mask): modified(loss, frozenset(numbers), weight, mask)
-        for numbers, weight, mask in product(chosen, (None, "array", "number"), (False, True))
+        for numbers, weight, mask in product(subsets, (None, "array", "number"), (False, True))
     }
 
 
@@ -250,31 +258,31 @@ def _reference(loss: Loss, names: list[str], weighted: str | None, masked: bool)
     assert formula is not None
 
     def reference(xp: Any, /, *arrays: Any, **values: Any) -> Any:
-        given = dict(zip(names, arrays, strict=True))
+        named = dict(zip(names, arrays, strict=True))
         # Zeros of the full shape, outside of the autograd graph: in it, the infinite derivative of a number would reach
         # every operand.
-        zero = sum(xp.zeros_like(x) for x in given.values())
-        for constant in [x.name for x in loss.operands if x.name not in given] + ["weight"] * (weighted == "number"):
-            given[constant] = zero + values.pop(constant)
-        own = {x.name: given[x.name] for x in loss.operands}
+        zero = sum(xp.zeros_like(x) for x in named.values())
+        for constant in [x.name for x in loss.operands if x.name not in named] + ["weight"] * (weighted == "number"):
+            named[constant] = zero + values.pop(constant)
+        operands = {x.name: named[x.name] for x in loss.operands}
 
         unused = zero != 0
         if weighted:
-            unused = unused | (given["weight"] == 0)
+            unused = unused | (named["weight"] == 0)
         if masked:
-            unused = unused | (given["mask"] == 0)
+            unused = unused | (named["mask"] == 0)
         # Operands are replaced before the formula reads them: later, their NaN would already be in the gradient.
-        safe = [xp.where(unused, zero + _typical(x, values), own[x.name]) for x in loss.operands]
+        safe = [xp.where(unused, zero + _typical(x, values), operands[x.name]) for x in loss.operands]
         elements = formula(xp, *safe, **values)
         if weighted:
             # At weight 0 the tangent plane replaces the element: its product with the weight has the same derivatives
             # up to the second, and none of them is 0 * inf.
-            full = [zero + x for x in own.values()]
+            full = [zero + x for x in operands.values()]
             plane = tangent_plane(
                 xp, lambda *x: formula(xp, *x, **values), full, moves=weighted == "array" and follows(*arrays)
             )
-            elements = given["weight"] * xp.where(given["weight"] == 0, plane, elements) + zero  # no -0
-        return xp.where(given["mask"] != 0, elements, zero) if masked else elements
+            elements = named["weight"] * xp.where(named["weight"] == 0, plane, elements) + zero  # no -0
+        return xp.where(named["mask"] != 0, elements, zero) if masked else elements
 
     return reference
 

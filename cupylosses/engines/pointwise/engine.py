@@ -65,12 +65,12 @@ class PointwiseEngine(Engine):
         if options:
             scalars = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options)])
             if loss.flags:
-                chosen = options[len(loss.parameters) :]
-                flags = tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, chosen)])
+                choices = options[len(loss.parameters) :]
+                flags = tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, choices)])
                 static = Static(reduction, flags=flags)
         if weight is mask is normalizer is dim is out_dtype is None and not loss.takes_numbers:
             return loss, operands, static, scalars, None
-        loss, given, scalars = _modified(loss, operands, scalars, weight, mask)
+        loss, inputs, scalars = _modified(loss, operands, scalars, weight, mask)
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, reduction)
         if dim is not None:
@@ -78,7 +78,7 @@ class PointwiseEngine(Engine):
         if out_dtype is not None:
             out_dtype = checks.out_dtype(loss, out_dtype)
         static = Static(reduction, dim, out_dtype, normalizer is not None, static.flags)
-        return loss, given, static, scalars, normalizer
+        return loss, inputs, static, scalars, normalizer
 
     def names(self, call: Call) -> list[str]:
         return [x.name for x in call.loss.operands]
@@ -115,11 +115,11 @@ class PointwiseEngine(Engine):
         if isinstance(call.loss, TangentLoss):
             return {}
         shape, resolved = _resolved(call)
-        found = _compacted(shape, tensors, writes)
+        copies = _compacted(shape, tensors, writes)
         if not writes:
-            return found
+            return copies
         twice = resolved.dims is not None
-        found |= {
+        copies |= {
             i: dense_strides(x.shape, x.strides)
             for i, x in enumerate(tensors)
             if twice and is_sparse(x.shape, x.strides, interop.ITEMSIZE[x.dtype])
@@ -129,7 +129,7 @@ class PointwiseEngine(Engine):
         first = next(iter(full.values()), None)
         gaps = first is not None and not first.lies_as(first.gradient.strides)
         loss: Any = call.loss
-        return found | reordered(shape, streams, not loss.heavy, twice, gaps, writes > 1)
+        return copies | reordered(shape, streams, not loss.heavy, twice, gaps, writes > 1)
 
     # Formulas
 
@@ -143,15 +143,15 @@ class PointwiseEngine(Engine):
 
     def modified(self, loss: Loss, modification: str) -> Loss:
         numbers, weight, mask, along = modification.split("~")
-        found = modified(loss, frozenset(filter(None, numbers.split(","))), weight or None, bool(mask))
-        return along_tangents(found, tuple([x == "1" for x in along])) if along else found
+        base = modified(loss, frozenset(filter(None, numbers.split(","))), weight or None, bool(mask))
+        return along_tangents(base, tuple([x == "1" for x in along])) if along else base
 
     def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
         shape, resolved = _resolved(call)
         dtype = call.static.out_dtype or promoted
         if resolved.dims == ():
-            given = [(tuple(x.shape), s) for x, s in zip(call.arrays, strides, strict=True)]
-            return [TensorSpec(dtype, shape, result_strides(shape, given))]
+            inputs = [(tuple(x.shape), s) for x, s in zip(call.arrays, strides, strict=True)]
+            return [TensorSpec(dtype, shape, result_strides(shape, inputs))]
         return [TensorSpec(dtype, resolved.shape, dense_strides(resolved.shape, (0,) * len(resolved.shape)))]
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
@@ -164,8 +164,8 @@ class PointwiseEngine(Engine):
         loss: Any = call.loss
         shape, resolved = _resolved(call)
         weights = resolved.weights and any(w and x is WEIGHT for x, w in zip(loss.operands, wanted, strict=True))
-        given = call.normalizer is not None and type(call.normalizer) is not float
-        if not (weights or ((given or resolved.counted) and not traced)):
+        array_normalizer = call.normalizer is not None and type(call.normalizer) is not float
+        if not (weights or ((array_normalizer or resolved.counted) and not traced)):
             return None
         rank = len(shape)
         dims = tuple(range(rank)) if resolved.dims is None else resolved.dims
@@ -174,13 +174,13 @@ class PointwiseEngine(Engine):
         factor = float(resolved.divisor)
         if call.normalizer is None:
             operands = zip(loss.operands, call.arrays, strict=True)
-            chosen = [
+            modifiers = [
                 x[(None,) * (rank - x.ndim)] for o, x in operands if (o is WEIGHT and resolved.weights) or o is MASK
             ]
             counted = counting(resolved.weights, resolved.masked)
-            sizes = pointwise_checks.broadcast(counted, [tuple(x.shape) for x in chosen])
+            sizes = pointwise_checks.broadcast(counted, [tuple(x.shape) for x in modifiers])
             factor = prod([shape[d] for d in dims if sizes[d] == 1]) * (call.scalars[-1] if resolved.weighted else 1.0)
-            calls.append(Call(counted, tuple(chosen), static._replace(flags=())))
+            calls.append(Call(counted, tuple(modifiers), static._replace(flags=())))
 
         def below(values: list[Any]) -> Any:
             divisor = call.normalizer if len(values) == 1 else values[1]
@@ -215,9 +215,9 @@ class PointwiseEngine(Engine):
         loss: Any = call.loss
         count = len(loss.has_tangent)
         arrays, tangents = list(call.arrays[:count]), call.arrays[count:]
-        rest = iter(tangents)
+        remaining = iter(tangents)
         for i, moves in enumerate(loss.has_tangent):
-            if moves and (tangent := next(rest)).ndim > arrays[i].ndim:
+            if moves and (tangent := next(remaining)).ndim > arrays[i].ndim:
                 # The tangent of this array is batched, and the array itself is not.
                 arrays[i] = arrays[i].expand(tangent.shape)
         return call._replace(loss=loss.base, arrays=tuple(arrays)), loss.has_tangent, tangents
@@ -255,15 +255,15 @@ class PointwiseEngine(Engine):
         names = [dtypes[min(i, len(dtypes) - 1)] for i in range(len(needed))]
         sizes = [shapes[min(i, len(shapes) - 1)] for i in range(len(needed))]
         full = pointwise_checks.broadcast(loss, sizes)
-        found = {x.name: (names[0], full) for x in loss.operands}
-        found |= {"weight": (names[0], full), "mask": ("bool", full), "normalizer": ("float64", ())}
-        return found | {n: (x, tuple(s)) for n, x, s in zip(needed, names, sizes, strict=True)}
+        placeholders = {x.name: (names[0], full) for x in loss.operands}
+        placeholders |= {"weight": (names[0], full), "mask": ("bool", full), "normalizer": ("float64", ())}
+        return placeholders | {n: (x, tuple(s)) for n, x, s in zip(needed, names, sizes, strict=True)}
 
     def trained(self, call: Call) -> Wanted:
         """True for floating operands other than the target, the weight and the mask."""
         loss: Any = call.loss
-        own = [x.name for x in (getattr(loss, "base", None) or loss).operands if x.name != "target"]
-        return tuple([x.name in own and f for x, f in zip(loss.operands, self.floating(call), strict=True)])
+        trainable = [x.name for x in (getattr(loss, "base", None) or loss).operands if x.name != "target"]
+        return tuple([x.name in trainable and f for x, f in zip(loss.operands, self.floating(call), strict=True)])
 
     # Standing in for torch's functions
 
@@ -274,21 +274,21 @@ class PointwiseEngine(Engine):
         if takes(Question(small, (("reduction", call.static.kind),))) is None or any(x > 1 for x in call.static.flags):
             return ARGUMENTS
         numbers: frozenset[str] = getattr(form, "numbers", frozenset())
-        given = [x for x in loss.operands if x.name in numbers]
+        replaced = [x for x in loss.operands if x.name in numbers]
         values = call.scalars[len(loss.parameters) :]
-        changed = any(x.default not in (None, value) for x, value in zip(given, values, strict=False))
+        changed = any(x.default not in (None, value) for x, value in zip(replaced, values, strict=False))
         if changed or getattr(form, "weight", None) == "number":
             return ARGUMENTS
         shape = tuple(call.arrays[0].shape)
         for operand, x in zip(form.operands, call.arrays, strict=True):
-            own = tuple(x.shape)
-            if own == shape:
+            operand_shape = tuple(x.shape)
+            if operand_shape == shape:
                 continue
             # Operands of another shape mean the same in torch only if they do not enlarge the result.
             weights = operand is WEIGHT and takes(_narrow_weights(needed)) is not None
             optional = operand is not WEIGHT and operand.default is not None
-            pairs = zip(reversed(own), reversed(shape), strict=False)
-            if not ((weights or optional) and len(own) <= len(shape) and all(n in (1, m) for n, m in pairs)):
+            pairs = zip(reversed(operand_shape), reversed(shape), strict=False)
+            if not ((weights or optional) and len(operand_shape) <= len(shape) and all(n in (1, m) for n, m in pairs)):
                 return SHAPES
         if prod(shape) == 0:
             return SHAPES
@@ -299,11 +299,11 @@ class PointwiseEngine(Engine):
             return DTYPE
         if autocast:
             return None if all(x in checks.FLOATING for x in dtypes) else DTYPE
-        scalars = [x.name for x in given if x.default is None]
+        scalars = [x.name for x in replaced if x.default is None]
         if len(set(dtypes)) > 1 or scalars:
             arrays = tuple([(x.name, (1, 1), d) for x, d in zip(form.operands, dtypes, strict=True)])
-            found = takes(Question(arrays, tuple([(x, 1.0) for x in scalars])))
-            return None if found == checks.promote(dtypes) else DTYPE
+            promoted = takes(Question(arrays, tuple([(x, 1.0) for x in scalars])))
+            return None if promoted == checks.promote(dtypes) else DTYPE
         return None
 
 
@@ -318,7 +318,7 @@ def _compacted(shape: tuple[int, ...], tensors: Sequence[TensorSpec], writes: in
     Copies have the dimension order of the first operand of the full shape.
     """
     full = [Stream(x.strides, interop.ITEMSIZE[x.dtype], read=True) for x in tensors if x.shape == shape]
-    found: dict[int, tuple[int, ...]] = {}
+    copies: dict[int, tuple[int, ...]] = {}
     part = COMPACTED_PART_WRITTEN if writes else COMPACTED_PART
     for i, x in enumerate(tensors) if full else ():
         if prod(x.shape) * part > prod(shape) or 0 in x.strides:
@@ -329,8 +329,8 @@ def _compacted(shape: tuple[int, ...], tensors: Sequence[TensorSpec], writes: in
             for s in (x.strides, lies)
         )
         if here.strides != copy.strides and blocks_vectors(full, here, copy, shape):
-            found[i] = lies
-    return found
+            copies[i] = lies
+    return copies
 
 
 def _resolved(call: Call) -> tuple[tuple[int, ...], Resolved]:
@@ -387,8 +387,8 @@ def _modified(
             numbers["weight"] = checks.number(loss, "weight", weight)
     if mask is not None:
         arrays.append(mask)
-    given = tuple([x for x in numbers if x != "weight"])
-    return loss.modifications[given, kind, mask is not None], tuple(arrays), (*scalars, *numbers.values())
+    replaced = tuple([x for x in numbers if x != "weight"])
+    return loss.modifications[replaced, kind, mask is not None], tuple(arrays), (*scalars, *numbers.values())
 
 
 def _per_row(loss: Loss, name: str, x: Any, before: Sequence[Any]) -> Any:

@@ -67,17 +67,27 @@ def along_tangents(loss: Loss, has_tangent: tuple[bool, ...]) -> TangentLoss:
         )
     moving = [x for x, moves in zip(loss.operands, has_tangent, strict=True) if moves]
     directions = tuple(Operand(tangent_name(x), f"The direction of `{x.name}`.") for x in moving)
-    own = {x.name: getattr(loss, x.name) for x in fields(Loss)}
-    own |= {"operands": (*loss.operands, *directions), "kinks": Loss.kinks, "cases": ({},), "warn_broadcast": False}
+    attributes = {x.name: getattr(loss, x.name) for x in fields(Loss)}
+    attributes |= {
+        "operands": (*loss.operands, *directions),
+        "kinks": Loss.kinks,
+        "cases": ({},),
+        "warn_broadcast": False,
+    }
     # A vector takes at least twice the registers that it takes in the loss.
-    own |= {"heavy": loss.heavy + 1, "reference": loss.reference and _reference(loss, has_tangent)}
+    attributes |= {"heavy": loss.heavy + 1, "reference": loss.reference and _reference(loss, has_tangent)}
     form = (
         loss
         if isinstance(loss, ModifiedLoss)
         else ModifiedLoss(**{x.name: getattr(loss, x.name) for x in fields(Loss)})
     )
     return TangentLoss(
-        **own, base=loss, numbers=form.numbers, weight=form.weight, mask=form.mask, has_tangent=tuple(has_tangent)
+        **attributes,
+        base=loss,
+        numbers=form.numbers,
+        weight=form.weight,
+        mask=form.mask,
+        has_tangent=tuple(has_tangent),
     )
 
 
@@ -95,9 +105,9 @@ def _reference(loss: Loss, has_tangent: tuple[bool, ...]) -> Callable[..., Any]:
             # Operands have the full shape: the derivative with respect to a broadcast one would be a sum over elements
             # here.
             full = torch.broadcast_tensors(*arrays)
-            given = [x if x.requires_grad else x.detach().requires_grad_(x.is_floating_point()) for x in full]
-            elements = formula_elements(loss, given[:count], values)
-            moving = [x for x, moves in zip(given[:count], has_tangent, strict=True) if moves]
+            tracked = [x if x.requires_grad else x.detach().requires_grad_(x.is_floating_point()) for x in full]
+            elements = formula_elements(loss, tracked[:count], values)
+            moving = [x for x, moves in zip(tracked[:count], has_tangent, strict=True) if moves]
             slopes = torch.autograd.grad(elements.sum(), moving, create_graph=True, allow_unused=True)
             named = dict(zip((x.name for x in loss.operands), full, strict=False))
             weight = named.get("weight", values.get("weight")) if isinstance(loss, ModifiedLoss) and loss.weight else 1

@@ -350,11 +350,11 @@ class Layout:
         if self.kind in GATHERED:
             pairs = [list(zip(s, s[1:], self.sizes)) for s in self.strides]
             wraps = [[*(after - n * here for here, after, n in x), 0] for x in pairs]
-            steps, rest = [], WARP * self.vec_size
+            steps, quotient = [], WARP * self.vec_size
             for n in self.sizes[:-1]:
-                steps.append(rest % n)
-                rest //= n
-            steps.append(rest)
+                steps.append(quotient % n)
+                quotient //= n
+            steps.append(quotient)
             offsets = [sum(map(mul, steps, s)) for s in self.strides]
             head = [self.elements, self.fronts, *self.sizes, *steps, *offsets]
             head += [multiplier(n) for n in self.sizes[:-1]] or [0]
@@ -435,7 +435,7 @@ def layout(
     return Layout(kind, vec_size, sizes, strides, access, fronts=_fronts(sizes, strides, streams))
 
 
-def in_short_batches(found: Layout, reduced: bool, one_by_one: bool = False) -> Layout:
+def in_short_batches(base: Layout, reduced: bool, one_by_one: bool = False) -> Layout:
     """Returns the layout with one vector per lane in a batch if there are few vectors.
 
     This spreads them over more lanes, and leaves no warp of the largest GPUs a second batch. If vectors are shifted, a
@@ -443,42 +443,42 @@ def in_short_batches(found: Layout, reduced: bool, one_by_one: bool = False) -> 
     elements. Tiles have been chosen this way already, and strips follow from their sums. A ``reduced`` loss that fits
     one block stays in one block: it takes no ticket. With four blocks it took 0.0066 ms instead of 0.0054.
     """
-    shifted = "shifted" in found.access
+    shifted = "shifted" in base.access
     most = SHIFTED_CHUNKS if shifted else MAX_CHUNKS
-    if found.kind in (*TILED, *STRIPS) or (found.vectors > most * WARP and not (shifted and one_by_one)):
-        return found
-    count = chunks_of(found)
+    if base.kind in (*TILED, *STRIPS) or (base.vectors > most * WARP and not (shifted and one_by_one)):
+        return base
+    count = chunks_of(base)
     if reduced and count * WARP <= threads(count):
-        return found
-    return replace(found, unroll=1)
+        return base
+    return replace(base, unroll=1)
 
 
-def in_light_batches(found: Layout, heavy: int) -> Layout:
+def in_light_batches(base: Layout, heavy: int) -> Layout:
     """Returns the layout with two vectors per lane in a batch, for a launch without a reduction.
 
     ``heavy`` arithmetic keeps its batches, so that later vectors are in flight while one is evaluated.
     """
-    return replace(found, unroll=2) if not heavy and found.kind in ("flat", LINEAR) and found.batch > 2 else found
+    return replace(base, unroll=2) if not heavy and base.kind in ("flat", LINEAR) and base.batch > 2 else base
 
 
 def spread(
-    shape: Sequence[int], streams: Sequence[Stream], found: Layout, always: bool, micro_tile: int
+    shape: Sequence[int], streams: Sequence[Stream], base: Layout, always: bool, micro_tile: int
 ) -> Layout | None:
     """Returns the layout of a launch without a reduction in batches of a few elements per lane, or None.
 
-    Spreads if ``found`` leaves most lanes idle, or ``always``, but never tiles. ``micro_tile`` is that of
+    Spreads if ``base`` leaves most lanes idle, or ``always``, but never tiles. ``micro_tile`` is that of
     :func:`layout`.
     """
-    if found.kind in TILED or not (always or chunks_of(found) < FEW_CHUNKS):
+    if base.kind in TILED or not (always or chunks_of(base) < FEW_CHUNKS):
         return None
-    if found.kind in GATHERED:
-        return replace(found, vec_size=min(found.vec_size, SPREAD_VECTOR), unroll=1)
+    if base.kind in GATHERED:
+        return replace(base, vec_size=min(base.vec_size, SPREAD_VECTOR), unroll=1)
     return replace(layout(shape, streams, micro_tile, SPREAD_VECTOR), unroll=1)
 
 
-def spread_chunks(found: Layout) -> int:
+def spread_chunks(space: Layout) -> int:
     """Returns the number of warps that share the batches of a launch whose batches are all spread."""
-    return max(min(found.batches, SPREAD_WARPS), -(-found.batches // SPREAD_BATCHES))
+    return max(min(space.batches, SPREAD_WARPS), -(-space.batches // SPREAD_BATCHES))
 
 
 def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Sequence[Stream]) -> int:
@@ -500,43 +500,43 @@ def _fronts(sizes: Sequence[int], strides: Sequence[Sequence[int]], streams: Seq
     return prod(sizes) // min(far) if far else 1
 
 
-def gathered(found: Layout, streams: Sequence[Stream]) -> Layout | None:
+def gathered(base: Layout, streams: Sequence[Stream]) -> Layout | None:
     """Returns the layout of one dimension in which some streams are dense and the others are gathered, or None.
 
     It replaces layouts without vectors, and rows with narrower ones. Gathered streams are read and written element by
     element. Computing their offsets costs less here than in rows.
     """
-    if found.kind not in SCALAR or len(found.sizes) > len(GATHERED):
+    if base.kind not in SCALAR or len(base.sizes) > len(GATHERED):
         return None
-    if max(found.sizes[:-1], default=0) > LONGEST_GATHERED:
+    if max(base.sizes[:-1], default=0) > LONGEST_GATHERED:
         return None
-    dense = tuple(prod(found.sizes[:d]) for d in range(len(found.sizes)))
-    access = ["stream" if s == dense else "gather" if any(s) else "splat" for s in found.strides]
+    dense = tuple(prod(base.sizes[:d]) for d in range(len(base.sizes)))
+    access = ["stream" if s == dense else "gather" if any(s) else "splat" for s in base.strides]
     whole = [i for i, x in enumerate(access) if x == "stream"]
     if not whole:
         return None
     flat = [streams[i] for i in whole]
     scattered = any(x == "gather" and not stream.read for x, stream in zip(access, streams, strict=True))
-    vec_size = _widest((found.elements,), [(1,)] * len(flat), flat, True)
+    vec_size = _widest((base.elements,), [(1,)] * len(flat), flat, True)
     if scattered:
         vec_size = min(vec_size, SCATTERED_AT_ONCE if max(x.itemsize for x in flat) <= 2 else GATHERED_AT_ONCE)
-    while vec_size > GATHERED_AT_ONCE and found.elements < MAX_CHUNKS * WARP * UNROLL[vec_size] * vec_size:
+    while vec_size > GATHERED_AT_ONCE and base.elements < MAX_CHUNKS * WARP * UNROLL[vec_size] * vec_size:
         vec_size //= 2
-    rows = all([s[0] == 0 for x, s in zip(access, found.strides, strict=True) if x == "gather"])
-    least = found.vec_size if rows else 1
-    if vec_size <= least or found.vec_size > least or found.elements < GATHERED_ELEMENTS:
+    rows = all([s[0] == 0 for x, s in zip(access, base.strides, strict=True) if x == "gather"])
+    least = base.vec_size if rows else 1
+    if vec_size <= least or base.vec_size > least or base.elements < GATHERED_ELEMENTS:
         return None
     for i in whole:
         access[i] = "stream" if _aligned(streams[i], (1,), vec_size) else "shifted"
-    for i, (s, stream) in enumerate(zip(found.strides, streams, strict=True)):
-        if access[i] != "gather" or not stream.read or len(found.sizes) == 1:
+    for i, (s, stream) in enumerate(zip(base.strides, streams, strict=True)):
+        if access[i] != "gather" or not stream.read or len(base.sizes) == 1:
             continue
-        if s[0] == 0 and found.sizes[0] >= vec_size:
+        if s[0] == 0 and base.sizes[0] >= vec_size:
             access[i] = "gather_row"
-        elif s[0] == 1 and found.sizes[0] >= LONG_ROW * vec_size and 4 <= vec_size * stream.itemsize < 4 * vec_size:
+        elif s[0] == 1 and base.sizes[0] >= LONG_ROW * vec_size and 4 <= vec_size * stream.itemsize < 4 * vec_size:
             access[i] = "gather_shifted"
-    kind = GATHERED[len(found.sizes) - 1]
-    return Layout(kind, vec_size, found.sizes, found.strides, tuple(access), fronts=found.fronts)
+    kind = GATHERED[len(base.sizes) - 1]
+    return Layout(kind, vec_size, base.sizes, base.strides, tuple(access), fronts=base.fronts)
 
 
 def _tiles(
@@ -552,9 +552,9 @@ def _tiles(
     """
     other = _other_fast_dimension(sizes, strides)
     for few in FEW_OF_A_LANE if most > 1 else ():
-        found = _tiled(sizes, strides, streams, min(few, most), other, True)
-        if found and found.vectors <= MAX_CHUNKS * WARP * found.batch:
-            return found
+        tiled = _tiled(sizes, strides, streams, min(few, most), other, True)
+        if tiled and tiled.vectors <= MAX_CHUNKS * WARP * tiled.batch:
+            return tiled
     if other is not None and most > 1:
         turned = _turned(sizes, strides, other)
         tile = _micro_tiles(*turned, streams, most, False)
@@ -583,8 +583,8 @@ def _tiled(
 
     A lane processes up to ``most`` elements in a step or, with ``few``, in all steps together.
     """
-    found = None if other is None else _long_tiled(sizes, strides, streams, most, other, few)
-    return found or _short_tiled(sizes, strides, streams, most, few)
+    long_tiled = None if other is None else _long_tiled(sizes, strides, streams, most, other, few)
+    return long_tiled or _short_tiled(sizes, strides, streams, most, few)
 
 
 def _long_tiled(
@@ -638,25 +638,25 @@ def _staged(
     for i in along(0):
         if streams[i].read and streams[i].itemsize > 2:
             access[i] = STAGED[0]
-    found = Layout(TILED[len(sizes) > 3], 1, tuple(sizes), tuple([tuple(s) for s in strides]), tuple(access), tile)
-    return found if staged_threads(found, streams) else None
+    staged = Layout(TILED[len(sizes) > 3], 1, tuple(sizes), tuple([tuple(s) for s in strides]), tuple(access), tile)
+    return staged if staged_threads(staged, streams) else None
 
 
-def staged_threads(found: Layout, streams: Sequence[Stream]) -> int:
+def staged_threads(space: Layout, streams: Sequence[Stream]) -> int:
     """Returns the number of threads per block for which the tiles fit into shared memory.
 
     Without staged tiles it is MAX_THREADS; if not even one warp fits, it is 0. ``streams`` are the operands, as many
     gradients, and others. A gradient uses the tile of its operand if both are staged in the same direction.
     """
     count = len(streams) // 2
-    taken = sum(
+    warp_bytes = sum(
         [
-            staged_bytes(x.itemsize, found.tile, access)
-            for i, (x, access) in enumerate(zip(streams, found.access, strict=True))
-            if access in STAGED and not (count <= i < 2 * count and found.access[i - count] == access)
+            staged_bytes(x.itemsize, space.tile, access)
+            for i, (x, access) in enumerate(zip(streams, space.access, strict=True))
+            if access in STAGED and not (count <= i < 2 * count and space.access[i - count] == access)
         ]
     )
-    warps = STAGED_BYTES // taken if taken else MAX_THREADS // WARP
+    warps = STAGED_BYTES // warp_bytes if warp_bytes else MAX_THREADS // WARP
     return min(MAX_THREADS, WARP << warps.bit_length() - 1) if warps else 0
 
 
@@ -716,14 +716,14 @@ def _other_fast_dimension(sizes: Sequence[int], strides: Sequence[Sequence[int]]
     """
     if not any(s[0] == 1 for s in strides):
         return None
-    found = {
+    dimensions = {
         d
         for s in strides
         if s[0] not in (0, 1)
         for d in range(1, len(sizes))
         if s[d] == 1 and sizes[d] >= TILE_OF_VECTORS
     }
-    return found.pop() if len(found) == 1 else None
+    return dimensions.pop() if len(dimensions) == 1 else None
 
 
 def _micro_tiles(
@@ -787,16 +787,16 @@ def _spanning(tile: Tile, sizes: Sequence[int], itemsize: int) -> Tile:
     if used(tile) >= WELL_USED:
         return tile
     most = min(MOST_STEPS, MAX_RUN // (tile.a * tile.b))
-    found = []
+    tiles = []
     for lanes in (4, 8, 16, 32):
         steps = -(-sizes[0] // (tile.a * lanes))
-        found.append(replace(tile, lanes_a=lanes, steps_a=steps, steps_b=1 if steps > 1 else 2))
+        tiles.append(replace(tile, lanes_a=lanes, steps_a=steps, steps_b=1 if steps > 1 else 2))
     for lanes in (8, 4, 2, 1):
         steps = -(-sizes[1] // (tile.b * (WARP // lanes)))
-        found.append(replace(tile, lanes_a=lanes, steps_a=1, steps_b=steps))
+        tiles.append(replace(tile, lanes_a=lanes, steps_a=1, steps_b=steps))
     spans = any(side >= size for side, size in zip(tile.sides, sizes, strict=False))
     least = used(tile) * (BETTER_USED if spans else 1)
-    fitting = [x for x in found if 1 < x.steps_a * x.steps_b <= most and used(x) >= least]
+    fitting = [x for x in tiles if 1 < x.steps_a * x.steps_b <= most and used(x) >= least]
     fewest = -1 if sizes[0] * itemsize % SECTOR_BYTES == 0 else 1
 
     def order(x: Tile) -> tuple[float, bool, int]:
@@ -870,81 +870,81 @@ class PartialSums:
         ]
 
 
-def partial_sums(found: Layout, chunks: int, gradient: Sequence[int]) -> PartialSums | None:
+def partial_sums(space: Layout, chunks: int, gradient: Sequence[int]) -> PartialSums | None:
     """Returns the partial sums that a launch leaves of a broadcast operand's gradient.
 
     None if the launch cannot add them up. ``gradient`` holds the gradient's strides in the dimensions of the layout.
     The operand's own strides would not do: they are also 0 where the operand was expanded.
     """
     if not any(gradient):
-        count = found.tasks if found.kind in STRIPS else chunks
+        count = space.tasks if space.kind in STRIPS else chunks
         return PartialSums("all", count, (), ((), ()), (count,), (1,))
-    if found.kind not in STRIPS or (gradient[0] != 0 and gradient[1] != 0):
+    if space.kind not in STRIPS or (gradient[0] != 0 and gradient[1] != 0):
         return None
     if gradient[0] == 0:
-        kind, sizes, own = "row", (found.strips, *found.sizes[1:]), (0, *gradient[1:])
-    elif found.joined:
-        kind, sizes, own = "column", (found.sizes[0], found.joined, found.ranges), (gradient[0], 0, 0)
+        kind, sizes, strides = "row", (space.strips, *space.sizes[1:]), (0, *gradient[1:])
+    elif space.joined:
+        kind, sizes, strides = "column", (space.sizes[0], space.joined, space.ranges), (gradient[0], 0, 0)
     else:
-        kind, sizes = "column", (found.sizes[0], found.ranges, *found.sizes[2:])
-        own = (gradient[0], 0, *gradient[2:])
+        kind, sizes = "column", (space.sizes[0], space.ranges, *space.sizes[2:])
+        strides = (gradient[0], 0, *gradient[2:])
     step = [prod(sizes[:d]) for d in range(len(sizes))]
-    kept = [d for d, s in enumerate(own) if s != 0]
-    reduced = [d for d, s in enumerate(own) if s == 0 and sizes[d] > 1]
+    kept = [d for d, s in enumerate(strides) if s != 0]
+    reduced = [d for d, s in enumerate(strides) if s == 0 and sizes[d] > 1]
     count, outputs = prod(sizes), prod([sizes[d] for d in kept])
-    most = max(MAX_SUMS, found.elements >> 9, outputs if found.elements >= WARP * outputs else 0)
+    most = max(MAX_SUMS, space.elements >> 9, outputs if space.elements >= WARP * outputs else 0)
     if count > most or max(len(kept), len(reduced)) > COMBINED_RANK:
         return None
     return PartialSums(
         kind,
         count,
         tuple(sizes[d] for d in kept),
-        (tuple(step[d] for d in kept), tuple(own[d] for d in kept)),
+        (tuple(step[d] for d in kept), tuple(strides[d] for d in kept)),
         tuple(sizes[d] for d in reduced),
         tuple(step[d] for d in reduced),
     )
 
 
-def in_strips(found: Layout, gradients: Sequence[int]) -> Layout | None:
+def in_strips(base: Layout, gradients: Sequence[int]) -> Layout | None:
     """Returns the layout in strips, which can add up the gradients of broadcast operands, or None.
 
     ``gradients`` are the streams to add up. None if there is nothing to add for them, or too many lanes would be idle.
     """
-    strides = [found.strides[i] for i in gradients]
-    if found.kind not in OF_ROWS or "shifted" in found.access or len(found.sizes) < 2:
+    strides = [base.strides[i] for i in gradients]
+    if base.kind not in OF_ROWS or "shifted" in base.access or len(base.sizes) < 2:
         return None
     if not any(any(s) and (s[0] == 0 or s[1] == 0) for s in strides):
         return None
-    return _in_strips(found, any(s[0] != 0 and s[1] == 0 for s in strides))
+    return _in_strips(base, any(s[0] != 0 and s[1] == 0 for s in strides))
 
 
 def in_ragged_strips(
-    found: Layout, streams: Sequence[Stream], gradients: Sequence[int], heavy: int = 0
+    base: Layout, streams: Sequence[Stream], gradients: Sequence[int], heavy: int = 0
 ) -> Layout | None:
     """Returns the layout in strips of rows that no vector divides, or None.
 
     Some streams must be dense. The others must either all have one number per row, or all be the same in every row.
-    None if vectors would not be wider than in ``found``, or if rows are short or few. None, too, for one number per row
+    None if vectors would not be wider than in ``base``, or if rows are short or few. None, too, for one number per row
     beside 16-bit elements, which a separate pass adds up as fast, unless that pass would compute a ``heavy`` loss a
     second time.
     """
-    if found.kind not in OF_ROWS or len(found.sizes) < 2 or found.elements < GATHERED_ELEMENTS:
+    if base.kind not in OF_ROWS or len(base.sizes) < 2 or base.elements < GATHERED_ELEMENTS:
         return None
-    dense = tuple(prod(found.sizes[:d]) for d in range(len(found.sizes)))
-    whole = [x for x, s in zip(streams, found.strides, strict=True) if s == dense]
-    others = [s for s in found.strides if any(s) and s != dense]
-    if not whole or not any(any(found.strides[i]) for i in gradients):
+    dense = tuple(prod(base.sizes[:d]) for d in range(len(base.sizes)))
+    whole = [x for x, s in zip(streams, base.strides, strict=True) if s == dense]
+    others = [s for s in base.strides if any(s) and s != dense]
+    if not whole or not any(any(base.strides[i]) for i in gradients):
         return None
-    widest = 32 // max([x.itemsize for x, s in zip(streams, found.strides, strict=True) if any(s)])
-    vec_size = _widest((found.elements,), [(1,)] * len(whole), whole, True, widest)
-    if vec_size <= found.vec_size or not all(_aligned(x, (1,), vec_size) for x in whole):
+    widest = 32 // max([x.itemsize for x, s in zip(streams, base.strides, strict=True) if any(s)])
+    vec_size = _widest((base.elements,), [(1,)] * len(whole), whole, True, widest)
+    if vec_size <= base.vec_size or not all(_aligned(x, (1,), vec_size) for x in whole):
         return None
     by_row = all(s[0] == 0 for s in others)
-    if not by_row and (len(found.sizes) > 2 or found.sizes[0] > LONGEST_GATHERED or any(s[1] for s in others)):
+    if not by_row and (len(base.sizes) > 2 or base.sizes[0] > LONGEST_GATHERED or any(s[1] for s in others)):
         return None
-    joined = 1 if by_row else _joined(found.sizes[0], vec_size)
-    access = ["stream" if s == dense else "splat" if by_row or not any(s) else "periodic" for s in found.strides]
-    ragged = replace(found, vec_size=vec_size, access=tuple(access), joined=joined)
+    joined = 1 if by_row else _joined(base.sizes[0], vec_size)
+    access = ["stream" if s == dense else "splat" if by_row or not any(s) else "periodic" for s in base.strides]
+    ragged = replace(base, vec_size=vec_size, access=tuple(access), joined=joined)
     if by_row:
         if not heavy and max(x.itemsize for x in whole) == 2:
             return None
@@ -961,26 +961,26 @@ def _joined(length: int, vec_size: int) -> int:
     return max(numbers, key=lambda n: (min(_used(n * length // vec_size, WARP), WELL_USED), -n))
 
 
-def _in_strips(found: Layout, by_column: bool) -> Layout | None:
+def _in_strips(candidate: Layout, by_column: bool) -> Layout | None:
     """Returns the layout in strips, or None if too many lanes would be idle.
 
     With ``by_column``, columns are added up, otherwise only rows.
     """
-    columns, rows, planes = found.columns, found.rows, prod(found.sizes[2:])
-    kind, steps = STRIPS[len(found.sizes) > 3], UNROLL[found.vec_size]
+    columns, rows, planes = candidate.columns, candidate.rows, prod(candidate.sizes[2:])
+    kind, steps = STRIPS[len(candidate.sizes) > 3], UNROLL[candidate.vec_size]
     if not by_column and _used(columns, WARP * steps) >= FULL_STRIPS:
-        found = replace(found, kind=kind, across=WARP, steps=steps)
-        return replace(found, ranges=max(1, min(rows, MAX_TASKS // (found.strips * planes))))
+        candidate = replace(candidate, kind=kind, across=WARP, steps=steps)
+        return replace(candidate, ranges=max(1, min(rows, MAX_TASKS // (candidate.strips * planes))))
     # Prefer whole sectors, with few lanes and steps past the end of a row or plane.
     used = {
         w: _used(columns, w) * _used(rows, steps * (WARP // w)) for w in (32, 16, 8, 4, 2, 1) if w >= min(8, columns)
     }
     across = max(used, key=lambda w: (used[w] - {32: 0.0, 16: 0.05}.get(w, 0.1), w))
-    if used[across] < FULL_STRIPS and found.elements > SMALL:
+    if used[across] < FULL_STRIPS and candidate.elements > SMALL:
         return None
     group = steps * (WARP // across)
-    found = replace(found, kind=kind, across=across)
-    return replace(found, ranges=max(1, min(-(-rows // group), MAX_TASKS // (found.strips * planes))))
+    candidate = replace(candidate, kind=kind, across=across)
+    return replace(candidate, ranges=max(1, min(-(-rows // group), MAX_TASKS // (candidate.strips * planes))))
 
 
 def _used(count: int, size: int) -> float:
@@ -1031,8 +1031,8 @@ def _is_small(stream: Stream, strides: Sequence[int], sizes: Sequence[int]) -> b
     """True if an operand is broadcast so often that the L1 cache serves it, element by element."""
     if not stream.read:
         return False
-    own = prod([n for n, s in zip(sizes, strides, strict=True) if s])
-    return own * SMALL_PART <= prod(sizes)
+    elements = prod([n for n, s in zip(sizes, strides, strict=True) if s])
+    return elements * SMALL_PART <= prod(sizes)
 
 
 def _access_of(stream: Stream, strides: Sequence[int], sizes: Sequence[int], vec_size: int, flat: bool) -> str:
@@ -1054,12 +1054,12 @@ def chunks(vectors: int, vec_size: int, unroll: int = 0) -> int:
     return min(-(-vectors // (WARP * (unroll or UNROLL[vec_size]))), MAX_CHUNKS)
 
 
-def chunks_of(found: Layout) -> int:
+def chunks_of(space: Layout) -> int:
     """Returns the number of chunks of a layout; those of strips consist of tasks."""
-    if found.kind not in STRIPS:
-        return chunks(found.vectors, found.vec_size, found.batch)
-    rounds = -(-found.tasks // MAX_TASKS)
-    return -(-found.tasks // rounds)
+    if space.kind not in STRIPS:
+        return chunks(space.vectors, space.vec_size, space.batch)
+    rounds = -(-space.tasks // MAX_TASKS)
+    return -(-space.tasks // rounds)
 
 
 def threads(chunks: int) -> int:
@@ -1235,20 +1235,20 @@ def reordered(
     """
     if len(streams) < 2 or prod(shape) < ORDERED_ELEMENTS:
         return {}
-    found = layout(shape, [*streams.values()], stages_16_bits=stages_16_bits)
+    space = layout(shape, [*streams.values()], stages_16_bits=stages_16_bits)
     itemsize = max(x.itemsize for x in streams.values())
-    narrow = 2 if found.kind in TILED and (itemsize == 2 or several) else 1
-    if found.kind not in (*TILED, *SCALAR) or found.vec_size > narrow or found.staged:
+    narrow = 2 if space.kind in TILED and (itemsize == 2 or several) else 1
+    if space.kind not in (*TILED, *SCALAR) or space.vec_size > narrow or space.staged:
         return {}
-    fastest = {min(range(len(x)), key=x.__getitem__) for x in found.strides}
-    large = itemsize <= 4 and found.elements >= SINGLE_ELEMENTS
-    many = len(found.sizes) > len(GATHERED)
+    fastest = {min(range(len(x)), key=x.__getitem__) for x in space.strides}
+    large = itemsize <= 4 and space.elements >= SINGLE_ELEMENTS
+    many = len(space.sizes) > len(GATHERED)
     if len(fastest) == 1:
         copied = large and many
-    elif found.kind in TILED:
+    elif space.kind in TILED:
         copied = large
     else:
-        copied = twice or many or (large and _is_scattered(found, itemsize))
+        copied = twice or many or (large and _is_scattered(space, itemsize))
     if not copied:
         return {}
     first = next(iter(streams.values()))
@@ -1256,13 +1256,13 @@ def reordered(
     return {i: order for i, x in streams.items() if not in_order(shape, x.strides, order)}
 
 
-def _is_scattered(found: Layout, itemsize: int) -> bool:
+def _is_scattered(space: Layout, itemsize: int) -> bool:
     """True if some stream would be gathered from sectors that are read from memory again and again."""
-    dense = [prod(found.sizes[:d]) for d in range(len(found.sizes))]
-    apart = [min(range(len(s)), key=s.__getitem__) for s in found.strides]
+    dense = [prod(space.sizes[:d]) for d in range(len(space.sizes))]
+    apart = [min(range(len(s)), key=s.__getitem__) for s in space.strides]
     return any(
-        dense[d] >= SCATTERED_APART and _sectors(found.sizes, s, itemsize) > SCATTERED
-        for d, s in zip(apart, found.strides, strict=True)
+        dense[d] >= SCATTERED_APART and _sectors(space.sizes, s, itemsize) > SCATTERED
+        for d, s in zip(apart, space.strides, strict=True)
     )
 
 
@@ -1320,11 +1320,11 @@ def _sectors_per_term(
 
 def _offsets(sizes: Sequence[int], strides: Sequence[int], count: int) -> set[int]:
     """Returns the offsets of the first ``count`` elements."""
-    found = [0]
+    offsets = [0]
     for n, stride in zip(sizes, strides, strict=True):
-        fewest = min(n, -(-count // len(found)))
-        found = [x + i * stride for i in range(fewest) for x in found]
-    return set(found[:count])
+        fewest = min(n, -(-count // len(offsets)))
+        offsets = [x + i * stride for i in range(fewest) for x in offsets]
+    return set(offsets[:count])
 
 
 def sum_in_vectors(
@@ -1355,9 +1355,9 @@ def sum_in_vectors(
             "singles" if i in alone else _access((*a, *b), vec_size, False)
             for i, (a, b) in enumerate(strides[: len(streams)])
         ]
-    found = replace(x, vec_size=vec_size, access=tuple(access))
-    ragged = _ragged_sums(found, streams, inner, heavy) if unaligned and all(s in (0, 1) for s in inner) else None
-    return _shared_sums(ragged or found)
+    vectorized = replace(x, vec_size=vec_size, access=tuple(access))
+    ragged = _ragged_sums(vectorized, streams, inner, heavy) if unaligned and all(s in (0, 1) for s in inner) else None
+    return _shared_sums(ragged or vectorized)
 
 
 def _ragged_sums(x: SumLayout, streams: Sequence[Stream], inner: Sequence[int], heavy: int) -> SumLayout | None:

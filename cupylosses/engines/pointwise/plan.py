@@ -47,18 +47,18 @@ class ElementLaunch:
         adds: bool = False,
     ) -> None:
         self.plan = plan
-        found = plan.layout_of(streams)
+        layout = plan.layout_of(streams)
         summed = {slot: len(plan.tensors) + slot for slot in broadcast}
         strips = None
         if broadcast:
             gradients = [*summed.values()]
-            strips = pointwise_layout.in_ragged_strips(found, streams, gradients, plan.loss.heavy)
-            strips = strips or pointwise_layout.in_strips(found, gradients)
-        found = strips or pointwise_layout.gathered(found, streams) or found
+            strips = pointwise_layout.in_ragged_strips(layout, streams, gradients, plan.loss.heavy)
+            strips = strips or pointwise_layout.in_strips(layout, gradients)
+        layout = strips or pointwise_layout.gathered(layout, streams) or layout
         wide = (
-            pointwise_layout.spread(plan.full_shape, streams, found, plan.spills, plan.micro_tile) if spread else None
+            pointwise_layout.spread(plan.full_shape, streams, layout, plan.spills, plan.micro_tile) if spread else None
         )
-        self.layout = wide or pointwise_layout.in_short_batches(found, plan.scalar, plan.shifts_one_by_one)
+        self.layout = wide or pointwise_layout.in_short_batches(layout, plan.scalar, plan.shifts_one_by_one)
         self.chunks = pointwise_layout.chunks_of(self.layout)
         self.threads = pointwise_layout.SPREAD_THREADS if wide else pointwise_layout.threads(self.chunks)
         self.threads = min(self.threads, pointwise_layout.staged_threads(self.layout, streams))
@@ -83,8 +83,8 @@ class ElementLaunch:
 
     def launcher(self, kind: str, gradients: Wanted, counted: bool = False) -> compiler.Launcher:
         """Returns the launcher of an entry point."""
-        found = self._launchers.get((kind, gradients, counted))
-        if found is None:
+        launcher = self._launchers.get((kind, gradients, counted))
+        if launcher is None:
             variant = self.variant(kind, gradients, counted)
             where = self.layout.elements if self.layout.kind == "flat" else self.layout.words()
             fixed: list[int | Sequence[int]] = [] if kind == COMBINED else [self.chunks, where]
@@ -99,9 +99,9 @@ class ElementLaunch:
                 threads = pointwise_layout.MAX_THREADS
                 blocks = pointwise_layout.sum_grid(warps, self.plan.machine.processors)
             shared = threads // gpu.WARP * sum(variant.staged.values())
-            found = self.plan.machine.launcher(variant, blocks, threads, fixed, shared)
-            self._launchers[kind, gradients, counted] = found
-        return found
+            launcher = self.plan.machine.launcher(variant, blocks, threads, fixed, shared)
+            self._launchers[kind, gradients, counted] = launcher
+        return launcher
 
     def variant(self, kind: str, gradients: Wanted, counted: bool = False) -> PointwiseKernel:
         """Returns the kernel of an entry point."""
@@ -247,8 +247,8 @@ class PointwisePlan(Plan):
         dims = self.resolved.dims
         if dims is None:
             return (0,) * len(self.full_shape)
-        rest = iter(strides)
-        return tuple(0 if d in dims else next(rest) for d in range(len(self.full_shape)))
+        kept = iter(strides)
+        return tuple(0 if d in dims else next(kept) for d in range(len(self.full_shape)))
 
     def gradient_strides(self, slot: int) -> tuple[int, ...]:
         """Returns the strides of the gradient of an operand.
@@ -270,21 +270,21 @@ class PointwisePlan(Plan):
         They are row-major for operands with gaps, unless kernels would take longer to write that order than autograd to
         copy into it.
         """
-        own = [x.gradient.strides for x in self.tensors]
+        strides = [x.gradient.strides for x in self.tensors]
         if self.keeps_order:
-            return own
-        rows = [y if x.lies_as(y) else row_major(x.shape) for x, y in zip(self.tensors, own, strict=True)]
-        if rows == own:
-            return own
+            return strides
+        rows = [y if x.lies_as(y) else row_major(x.shape) for x, y in zip(self.tensors, strides, strict=True)]
+        if rows == strides:
+            return strides
         streams = self._streams_of(rows)
         order = self.layout_of(streams)
-        sinks = enumerate(streams[len(own) :], len(own))
+        sinks = enumerate(streams[len(strides) :], len(strides))
         out = [
             pointwise_layout.is_out_of_order(order, i, x.itemsize)
             or pointwise_layout.has_narrow_tiles(order, x.itemsize)
             for i, x in sinks
         ]
-        return [y if o else x for x, y, o in zip(rows, own, out, strict=True)]
+        return [y if o else x for x, y, o in zip(rows, strides, out, strict=True)]
 
     @cached_property
     def with_aligned_gradients(self) -> PointwisePlan:
@@ -305,14 +305,14 @@ class PointwisePlan(Plan):
             return frozenset()
         streams = self._streams_of(self._own)
         order = self.layout_of(streams)
-        found: set[int] = set()
+        scattered: set[int] = set()
         for i, x in enumerate(self.tensors):
             stream = len(self.tensors) + i
-            before = [y for j, y in enumerate(self.tensors[:i]) if j not in found and not _is_expanded(y)]
+            before = [y for j, y in enumerate(self.tensors[:i]) if j not in scattered and not _is_expanded(y)]
             written = any(streams[stream].strides) and any([y.shape == x.shape for y in before])
             if written and pointwise_layout.is_out_of_order(order, stream, streams[stream].itemsize):
-                found.add(i)
-        return frozenset(found)
+                scattered.add(i)
+        return frozenset(scattered)
 
     @property
     def spills(self) -> bool:
@@ -500,11 +500,11 @@ class PointwisePlan(Plan):
 
     def gradient_launch(self, grad_output: pointwise_layout.Stream) -> ElementLaunch:
         """Returns the launch that computes the gradients for a ``grad_output`` per element."""
-        found = self._gradient_launches.get(grad_output)
-        if found is None:
-            found = ElementLaunch(self, [*self.streams, grad_output], self.machine.processors, spread=self.has_product)
-            self._gradient_launches[grad_output] = found
-        return found
+        launch = self._gradient_launches.get(grad_output)
+        if launch is None:
+            launch = ElementLaunch(self, [*self.streams, grad_output], self.machine.processors, spread=self.has_product)
+            self._gradient_launches[grad_output] = launch
+        return launch
 
     def _summing_launch_of(self, grad_output: pointwise_layout.Stream) -> ElementLaunch | None:
         """Returns a launch of gradients that leaves partial sums for those of broadcast operands, or None."""
@@ -516,10 +516,10 @@ class PointwisePlan(Plan):
         self, slot: int | None, grad_output: pointwise_layout.Stream | None = None, counted: bool = False
     ) -> Step:
         """Returns the launches that sum the gradient of a broadcast operand, or the value over some dimensions."""
-        found = self._steps.get((slot, grad_output, counted))
-        if found is None:
-            found = self._steps[slot, grad_output, counted] = sum_step(self, slot, grad_output, counted)
-        return found
+        step = self._steps.get((slot, grad_output, counted))
+        if step is None:
+            step = self._steps[slot, grad_output, counted] = sum_step(self, slot, grad_output, counted)
+        return step
 
     def upstream_stream(self, strides: Sequence[int], misalignment: int) -> pointwise_layout.Stream:
         """Returns a ``grad_output`` per index of the result as the layout sees it."""

@@ -62,17 +62,17 @@ class Resolved(NamedTuple):
         return self.counted or self.weighted
 
 
-def resolve(loss: Loss, how: Static, shape: Sequence[int]) -> Resolved:
+def resolve(loss: Loss, static: Static, shape: Sequence[int]) -> Resolved:
     """Returns the reduction of a loss for the broadcast shape of its operands."""
-    shape, kind = tuple(shape), how.kind
-    rows = loss.mean_of_rows and how.dim is None
+    shape, kind = tuple(shape), static.kind
+    rows = loss.mean_of_rows and static.dim is None
     dims: tuple[int, ...] | None
     if kind == "none" and not rows:
         return Resolved((), shape, 1.0)
     if kind == "none":
         kind, dims = "mean", (len(shape) - 1,) if shape else None
     else:
-        dims = None if how.dim is None else pointwise_checks.reduced_dimensions(loss, how.dim, shape)
+        dims = None if static.dim is None else pointwise_checks.reduced_dimensions(loss, static.dim, shape)
     if dims is not None and len(dims) == len(shape):
         dims = None
     kept = () if dims is None else tuple(n for d, n in enumerate(shape) if d not in dims)
@@ -81,7 +81,7 @@ def resolve(loss: Loss, how: Static, shape: Sequence[int]) -> Resolved:
     # The divisor of a sum of rows that are means. Not a float: while torch.compile traces, sizes may be symbols, and
     # have to stay symbols.
     divisor = shape[-1] if rows and shape and kind in ("sum", "batchmean") else 1
-    if how.normalized or kind == "sum":
+    if static.normalized or kind == "sum":
         return Resolved(dims, kept, divisor)
     if kind == "batchmean":
         return Resolved(dims, kept, divisor * (shape[0] if shape else 1))

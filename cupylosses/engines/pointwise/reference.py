@@ -52,21 +52,21 @@ def elements(loss: Loss, operands: Sequence[Any], values: Mapping[str, Any]) -> 
     if loss.reference is None:
         raise checks.no_reference(loss)
     xp = interop.namespace(operands[0])
-    found = loss.reference(xp, *operands, **values)
+    losses = loss.reference(xp, *operands, **values)
     shape = pointwise_checks.broadcast(loss, [tuple(x.shape) for x in operands])
-    if tuple(getattr(found, "shape", ())) != shape:
-        raise checks.wrong_shape_of_reference(loss, getattr(found, "shape", None), shape, "element")
-    if interop.kind(found) == "torch" and found.requires_grad:
-        found = _with_nan_gradients(xp, found, operands)
-    return found
+    if tuple(getattr(losses, "shape", ())) != shape:
+        raise checks.wrong_shape_of_reference(loss, getattr(losses, "shape", None), shape, "element")
+    if interop.kind(losses) == "torch" and losses.requires_grad:
+        losses = _with_nan_gradients(xp, losses, operands)
+    return losses
 
 
 def _counted(xp: Any, call: Call, wide: Sequence[Any], shape: Sequence[int], axis: Sequence[int], weights: bool) -> Any:
     """Returns the sum, over the reduced dimensions, of the weights or of the elements that the mask keeps."""
-    given = {o.name: x for o, x in zip(call.loss.operands, wide, strict=True) if o in (WEIGHT, MASK)}
-    counted = given["weight"] if weights else given["mask"]
-    if weights and "mask" in given:
-        counted = xp.where(given["mask"] != 0, counted, xp.zeros_like(counted))
+    modifiers = {o.name: x for o, x in zip(call.loss.operands, wide, strict=True) if o in (WEIGHT, MASK)}
+    counted = modifiers["weight"] if weights else modifiers["mask"]
+    if weights and "mask" in modifiers:
+        counted = xp.where(modifiers["mask"] != 0, counted, xp.zeros_like(counted))
     counted = xp.astype(xp.broadcast_to(counted, tuple(shape)), xp.float64, copy=False)
     return xp.sum(counted, axis=tuple(axis)) if shape else counted
 

@@ -83,9 +83,9 @@ class Static(NamedTuple):
 
 def names(loss: RegionLoss, static: Static) -> tuple[str, ...]:
     """Returns the names of a call's arrays, without tangents."""
-    own = [x.name for x in loss.operands]
-    own += ["class_weight"] * static.class_weighted + ["weight"] * static.weighted + ["mask"] * static.masked
-    return tuple(own)
+    array_names = [x.name for x in loss.operands]
+    array_names += ["class_weight"] * static.class_weighted + ["weight"] * static.weighted + ["mask"] * static.masked
+    return tuple(array_names)
 
 
 class Regions:
@@ -123,9 +123,9 @@ class Regions:
 
 def default_numbers(loss: RegionLoss) -> tuple[float, ...]:
     """Returns the default numbers, for a call without scalars."""
-    own = {x.name: x.default for x in loss.parameters}
-    first = [loss.fixed.get(x, own.get(x, spec.default)) for x, spec in PARAMETERS.items()]
-    shares = [own[x] for x in loss.share] or [1.0, 0.0]
+    defaults = {x.name: x.default for x in loss.parameters}
+    first = [loss.fixed.get(x, defaults.get(x, spec.default)) for x, spec in PARAMETERS.items()]
+    shares = [defaults[x] for x in loss.share] or [1.0, 0.0]
     return (*first, nan, *shares, *(x.default for x in loss.of_voxels))
 
 

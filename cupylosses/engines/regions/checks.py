@@ -15,25 +15,25 @@ from cupylosses.engines.regions.definition import RegionLoss
 _POOLS = {(): "none", ("batch",): "batch", ("class",): "class", ("batch", "class"): "both", ("class", "batch"): "both"}
 
 
-def settings(loss: RegionLoss, given: Mapping[str, Any]) -> dict[str, Any]:
+def settings(loss: RegionLoss, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the checked options of a call: those passed, else those of the preset, else their defaults."""
-    preset = preset_of(loss, given["preset"])
-    found: dict[str, Any] = dict(loss.fixed)
+    preset = preset_of(loss, arguments["preset"])
+    options: dict[str, Any] = dict(loss.fixed)
     for spec in loss.options:
-        value = given[spec.name]
+        value = arguments[spec.name]
         if value is None and spec.name in loss.of_presets:
             value = preset.get(spec.name, spec.default)
         if spec.name == "pool" and isinstance(value, (tuple, list)) and tuple(value) in _POOLS:
             value = _POOLS[tuple(value)]
         if spec in loss.parameters:
-            found[spec.name] = checks.parameter(loss, spec, value)
+            options[spec.name] = checks.parameter(loss, spec, value)
         else:
             choice: Any = spec
-            found[spec.name] = choice.choices[checks.flag(loss, choice, value)]
-    empty = given["empty"]
+            options[spec.name] = choice.choices[checks.flag(loss, choice, value)]
+    empty = arguments["empty"]
     empty = preset.get("empty") if empty is None else empty
-    found["empty"] = None if empty is None else checks.number(loss, "empty", empty)
-    return found
+    options["empty"] = None if empty is None else checks.number(loss, "empty", empty)
+    return options
 
 
 def preset_of(loss: RegionLoss, name: Any) -> Mapping[str, Any]:
@@ -48,40 +48,40 @@ def preset_of(loss: RegionLoss, name: Any) -> Mapping[str, Any]:
     return loss.presets[name]
 
 
-def combination(loss: RegionLoss, found: Mapping[str, Any], class_weight: Any) -> None:
+def combination(loss: RegionLoss, options: Mapping[str, Any], class_weight: Any) -> None:
     """Raises ValueError for options that exclude each other."""
 
-    def refuse(what: str, hint: str) -> None:
-        raise ValueError(f"{loss.name}: {what} {hint}")
+    def refuse(problem: str, hint: str) -> None:
+        raise ValueError(f"{loss.name}: {problem} {hint}")
 
-    pools_classes = found["pool"] in ("class", "both")
-    if found["weighting"] != "uniform" and not pools_classes:
+    pools_classes = options["pool"] in ("class", "both")
+    if options["weighting"] != "uniform" and not pools_classes:
         refuse(
-            f"`weighting` needs classes that are pooled, got weighting={found['weighting']!r} and "
-            f"pool={found['pool']!r}.",
+            f"`weighting` needs classes that are pooled, got weighting={options['weighting']!r} and "
+            f"pool={options['pool']!r}.",
             "Pass pool='class' or 'both'.",
         )
-    if class_weight is not None and pools_classes and found["weight_in"] == "loss":
+    if class_weight is not None and pools_classes and options["weight_in"] == "loss":
         refuse(
-            f"`class_weight` weighs the losses of classes, which pool={found['pool']!r} has summed.",
+            f"`class_weight` weighs the losses of classes, which pool={options['pool']!r} has summed.",
             "Pass weight_in='score'.",
         )
-    if found["average"] == "samples" and found["pool"] in ("batch", "both"):
+    if options["average"] == "samples" and options["pool"] in ("batch", "both"):
         refuse(
-            f"average='samples' needs groups of each sample, got pool={found['pool']!r}.",
+            f"average='samples' needs groups of each sample, got pool={options['pool']!r}.",
             "Pass pool='none' or 'class', or average='groups'.",
         )
-    if found["gamma"] != 1.0 and found["offset"] < 1.0 and not found["log_loss"]:
+    if options["gamma"] != 1.0 and options["offset"] < 1.0 and not options["log_loss"]:
         refuse(
-            f"`gamma` needs a loss that is not negative, got gamma={found['gamma']} and offset={found['offset']}.",
+            f"`gamma` needs a loss that is not negative, got gamma={options['gamma']} and offset={options['offset']}.",
             "Pass offset=1.",
         )
-    if loss.has_voxels and found["activation"] == "none":
+    if loss.has_voxels and options["activation"] == "none":
         refuse(
             "the loss of voxels needs logits, got activation='none'.",
             "Pass logits, or add the losses of regions and of voxels.",
         )
-    if loss.smoothing and found[loss.smoothing] and found[loss.chosen_by] == "sigmoid":
+    if loss.smoothing and options[loss.smoothing] and options[loss.chosen_by] == "sigmoid":
         refuse(f"`{loss.smoothing}` needs a softmax, got {loss.chosen_by}='sigmoid'.", f"Pass {loss.smoothing}=0.")
 
 
@@ -112,17 +112,17 @@ def dtypes(call: Regions) -> None:
     """Raises TypeError for dtypes that kernels and formulas do not read."""
     loss = call.loss
     for name, x in call.arrays.items():
-        given = dtype_name(x)
+        dtype = dtype_name(x)
         if name == "mask":
-            if given != "bool":
+            if dtype != "bool":
                 raise TypeError(
-                    f"{loss.name}: `mask` must be bool, True where a voxel counts, got {given}. Pass `mask != 0`."
+                    f"{loss.name}: `mask` must be bool, True where a voxel counts, got {dtype}. Pass `mask != 0`."
                 )
             continue
         allowed = (*FLOATING, *INTEGER) if name == loss.operands[1].name else FLOATING
-        if given not in allowed:
+        if dtype not in allowed:
             raise TypeError(
-                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(allowed)}, got {given}. "
+                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(allowed)}, got {dtype}. "
                 "Convert it with `.to(torch.float32)` or `.astype('float32')`."
             )
 
@@ -134,13 +134,14 @@ def shapes(call: Regions) -> None:
     """
     loss, static, classes, voxels = call.loss, call.static, call.classes, call.voxels
     first, second = (x.name for x in loss.operands)
-    shape, given = tuple(call.input.shape), tuple(call.target.shape)
+    shape, target_shape = tuple(call.input.shape), tuple(call.target.shape)
     expected = shape if static.kind == "dense" else voxels
-    if given != expected:
-        what = "a value per class" if static.kind == "dense" else "labels"
+    if target_shape != expected:
+        contents = "a value per class" if static.kind == "dense" else "labels"
         raise ValueError(
-            f"{loss.name}: `{second}` holds {what} and must have shape {expected} for `{first}` of shape {shape} and "
-            f"class dimension {static.class_dim}, got {given}. Set `class_dim` to the dimension of the classes."
+            f"{loss.name}: `{second}` holds {contents} and must have shape {expected} for `{first}` of shape {shape} "
+            f"and class dimension {static.class_dim}, got {target_shape}. Set `class_dim` to the dimension of the "
+            "classes."
         )
     if classes == 1 and static.activation == "softmax":
         raise ValueError(

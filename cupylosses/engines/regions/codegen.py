@@ -159,18 +159,18 @@ class RegionKernel(Kernel):
             written = zip((input, target), ("input", "target"), self.gradients, strict=True)
             arrays += [f"{kind}* {name}_gradients" for kind, name, wanted in written if wanted]
         if self.kind in SECOND:
-            own = ["double* memory", "double* coefficients", f"{result}* value"]
-            own += [f"const {result}* grad_output", "int64 per_group"]
+            of_kind = ["double* memory", "double* coefficients", f"{result}* value"]
+            of_kind += [f"const {result}* grad_output", "int64 per_group"]
         elif self.kind == "from_residual":
-            own = ["const double* residual", f"const {result}* grad_output", "int64 per_group"]
+            of_kind = ["const double* residual", f"const {result}* grad_output", "int64 per_group"]
         elif self.kind == "value":
-            own = ["double* residual", "double* memory", f"{result}* value"]
+            of_kind = ["double* residual", "double* memory", f"{result}* value"]
         else:
-            own = ["double* residual", f"{result}* values", "double* partials"]
+            of_kind = ["double* residual", f"{result}* values", "double* partials"]
         numbers = [f"double {x}" for x in NUMBERS] + [f"double {x.name}_" for x in self.loss.of_voxels]
         status = ["RowStatus* status"] if self.static.kind == "labels" else []
         divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
-        return [*arrays, *own, *numbers, *status, *divisor]
+        return [*arrays, *of_kind, *numbers, *status, *divisor]
 
     def glue(self) -> str:
         return "\n".join([*_functor(self), *_entry(self)]) + "\n"
@@ -292,9 +292,9 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
     if kind in ("value", "sums", "from_residual", "hvp_sums", "hvp"):
         parameters = ", ".join([f"{x.name}_" for x in kernel.loss.of_voxels]) if static.voxel else ""
         yield f"  const Program program{{{'{' * second}Loss{{{parameters}}}, space, input, target,"
-        given = ["weights" if kernel.weight else "nullptr", "mask" if kernel.mask else "nullptr", "ignored"]
-        given += ["status" if labels else "nullptr", "site"]
-        yield f"                        {', '.join(given)}{'}, tangents' * second}}};"
+        arguments = ["weights" if kernel.weight else "nullptr", "mask" if kernel.mask else "nullptr", "ignored"]
+        arguments += ["status" if labels else "nullptr", "site"]
+        yield f"                        {', '.join(arguments)}{'}, tangents' * second}}};"
     if kind == "hvp_sums":
         yield "  extern __shared__ uint4 staged[];"
         yield "  NestedDual<double>* const sums = reinterpret_cast<NestedDual<double>*>(partials);"
@@ -348,28 +348,28 @@ def _entry(kernel: RegionKernel) -> Iterator[str]:
             yield f"  finish_value<{_bool(static.voxel)}>(groups, 1.0, value, {results});"
     elif kind == "hvp":
         names = ("input_gradients", "target_gradients")
-        given = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
+        arguments = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
         yield "  extern __shared__ uint4 staged[];"
         yield "  const NestedDual<double>* const of_cells = reinterpret_cast<NestedDual<double>*>(coefficients);"
-        written = f"write_products<{', '.join(map(_bool, kernel.gradients))}>"
+        writer = f"write_products<{', '.join(map(_bool, kernel.gradients))}>"
         if kernel.word:
-            written, given = "write_stored_tiles", given[:1]
-        yield f"  {written}("
+            writer, arguments = "write_stored_tiles", arguments[:1]
+        yield f"  {writer}("
         yield "      program, groups, of_cells, grad_output, per_group, chunks, per_chunk,"
-        yield f"      {', '.join(given)}, reinterpret_cast<Program::Compute*>(staged));"
+        yield f"      {', '.join(arguments)}, reinterpret_cast<Program::Compute*>(staged));"
     elif kind == "from_residual":
         names = ("input_gradients", "target_gradients")
-        given = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
+        arguments = [n if w else "nullptr" for n, w in zip(names, kernel.gradients, strict=True)]
         yield "  extern __shared__ uint4 staged[];"
         coeffs = "reinterpret_cast<Program::Compute*>(staged)"
         common = "program, groups, residual, grad_output, per_group, chunks, per_chunk"
         if kernel.staged:
             yield f"  write_staged_gradients({common}, per_piece,"
-            yield f"                         {given[0]}, {coeffs});"
+            yield f"                         {arguments[0]}, {coeffs});"
         else:
-            written = f"write_gradients<{', '.join(map(_bool, kernel.gradients))}>"
+            writer = f"write_gradients<{', '.join(map(_bool, kernel.gradients))}>"
             if kernel.tile:
-                written, given = "write_stored_tiles" if kernel.word else "write_tile_gradients", given[:1]
-            yield f"  {written}("
-            yield f"      {common}, {', '.join(given)}, {coeffs});"
+                writer, arguments = "write_stored_tiles" if kernel.word else "write_tile_gradients", arguments[:1]
+            yield f"  {writer}("
+            yield f"      {common}, {', '.join(arguments)}, {coeffs});"
     yield "}"

@@ -226,9 +226,9 @@ class RegionLoss(Definition):
 
     def check_expressions(self) -> None:
         super().check_expressions()
-        own = [*(x.name for x in self.of_voxels), *self.constants]
+        names = [*(x.name for x in self.of_voxels), *self.constants]
         for part, expression in self.expressions.items():
-            check(expression, [*self.SEES[part], *own], Part(self.name, part, self.places.get(part)))
+            check(expression, [*self.SEES[part], *names], Part(self.name, part, self.places.get(part)))
         if self.tentative:
             numbers = [x.name for x in self.of_voxels]
             check(self.tentative, numbers, Part(self.name, "tentative", self.places.get("tentative")), functions={})
@@ -236,8 +236,8 @@ class RegionLoss(Definition):
     @cached_property
     def expressions(self) -> Mapping[str, str]:
         """Expressions of the voxel loss, by name."""
-        found = {"row": self.row, "term": self.term, "element": self.element}
-        return {name: x for name, x in found.items() if x is not None}
+        expressions = {"row": self.row, "term": self.term, "element": self.element}
+        return {name: x for name, x in expressions.items() if x is not None}
 
     @cached_property
     def of_voxels(self) -> tuple[Parameter, ...]:
@@ -275,20 +275,20 @@ class RegionLoss(Definition):
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
-        found: dict[str, Any] = {"empty": None, "class_weight": None}
+        defaults: dict[str, Any] = {"empty": None, "class_weight": None}
         if self.has_voxels:
-            found["weight"] = None
-        found |= {"ignore_index": IGNORED, "class_dim": 1, "mask": None}
-        found |= {"preset": None, "reduction": "mean"}
+            defaults["weight"] = None
+        defaults |= {"ignore_index": IGNORED, "class_dim": 1, "mask": None}
+        defaults |= {"preset": None, "reduction": "mean"}
         if not self.has_voxels:
-            found["normalizer"] = None
-        return found | {"out_dtype": None, "check_targets": "lazy"}
+            defaults["normalizer"] = None
+        return defaults | {"out_dtype": None, "check_targets": "lazy"}
 
     @cached_property
     def arguments(self) -> tuple[tuple[str, Any], ...]:
         # Calls the function of the cached property, which `super()` cannot call.
-        own = Definition.arguments.func(self)  # type: ignore[attr-defined]
-        return tuple([(n, None if n in self.of_presets else x) for n, x in own])
+        arguments = Definition.arguments.func(self)  # type: ignore[attr-defined]
+        return tuple([(n, None if n in self.of_presets else x) for n, x in arguments])
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -320,9 +320,9 @@ class RegionLoss(Definition):
         return operand.doc
 
     def default_text(self, name: str, default: Any) -> str:
-        own = {x.name: x.default for x in self.options}
-        if name in self.of_presets and name in own:
-            return f" Default None: what `preset` sets, or {own[name]!r}."
+        defaults = {x.name: x.default for x in self.options}
+        if name in self.of_presets and name in defaults:
+            return f" Default None: what `preset` sets, or {defaults[name]!r}."
         return super().default_text(name, default)
 
     @property

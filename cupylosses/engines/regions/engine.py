@@ -66,16 +66,16 @@ class RegionEngine(Engine):
     def bind(
         self, loss: RegionLoss, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
-        given = dict(zip(loss.array_names, arrays, strict=True))
-        normalizer = given.pop("normalizer", None)
-        given = {name: x for name, x in given.items() if x is not None and name != "None"}
-        _, present = common_library(loss, list(given), tuple(given.values()))
-        named = dict(zip(given, present, strict=True))
+        arguments = dict(zip(loss.array_names, arrays, strict=True))
+        normalizer = arguments.pop("normalizer", None)
+        arguments = {name: x for name, x in arguments.items() if x is not None and name != "None"}
+        _, present = common_library(loss, list(arguments), tuple(arguments.values()))
+        named = dict(zip(arguments, present, strict=True))
         first, second = (x.name for x in loss.operands)
         x, t = named[first], named[second]
         # The cache compares settings by identity, since most of them are defaults.
         static, scalars, change = _SETTINGS.find(
-            (loss, tuple(x.shape), tuple(t.shape), t.dtype, tuple(given), normalizer is None),
+            (loss, tuple(x.shape), tuple(t.shape), t.dtype, tuple(arguments), normalizer is None),
             settings,
             lambda: checked_settings(loss, dict(zip(loss.setting_names, settings, strict=True)), named, normalizer),
         )
@@ -97,8 +97,8 @@ class RegionEngine(Engine):
     # Plans
 
     def plan(self, call: Call, tensors: tuple[TensorSpec, ...], promoted: str, machine: Machine) -> Plan:
-        made = RegionHvpPlan if any(call.static.has_tangent) else RegionPlan
-        return made(self, call, tensors, promoted, machine)
+        plan_type = RegionHvpPlan if any(call.static.has_tangent) else RegionPlan
+        return plan_type(self, call, tensors, promoted, machine)
 
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
@@ -111,29 +111,29 @@ class RegionEngine(Engine):
         layout differs from that of the input's gradient; and input and tangent if neighbouring voxels of many classes
         are far apart and no tile of them is in shared memory, or if the offset of each voxel takes divisions.
         """
-        last, found = 2 + call.static.class_weighted + call.static.weighted, {}
+        last, copies = 2 + call.static.class_weighted + call.static.weighted, {}
         if not any(call.static.has_tangent):
-            found = in_other_orders(call.static, tensors[0], tensors[1], writes)
+            copies = in_other_orders(call.static, tensors[0], tensors[1], writes)
             dims = call.static.class_dims
-            apart = [i for i in (0, 1) if i not in found and writes and are_side_by_side(tensors[i], dims[i])]
+            apart = [i for i in (0, 1) if i not in copies and writes and are_side_by_side(tensors[i], dims[i])]
             if apart and RegionPlan(self, call, tensors, self.promoted(call), machine).layout.lanes > 1:
-                found |= {i: planes(tensors[i].shape, call.static.class_dim) for i in apart}
+                copies |= {i: planes(tensors[i].shape, call.static.class_dim) for i in apart}
         if any(call.static.has_tangent[:1]):
             x, strides = tensors[0], tensors[0].gradient.strides
             in_order = dense_strides(x.shape, (0,) * x.ndim)
             far, large = voxels_far_apart(x, call.static.class_dim), prod(x.shape) >= SCATTERED_ELEMENTS
             t = tensors[1]
             if has_gaps(t, call.static.class_dims[1]):
-                found[1] = dense_strides(t.shape, (0,) * t.ndim)
+                copies[1] = dense_strides(t.shape, (0,) * t.ndim)
             if is_interleaved(x, call.static.class_dim, INTERLEAVED_ELEMENTS) or has_gaps(x, call.static.class_dim):
-                found[0] = strides = in_order
+                copies[0] = strides = in_order
             elif (far or large) and not x.lies_as(in_order):
                 at = RegionHvpPlan(self, call, tensors, self.promoted(call), machine).layout
                 if (far and not at.word) or (large and at.many and at.vec_size == 1):
-                    found[0] = strides = in_order
+                    copies[0] = strides = in_order
             if not tensors[-1].lies_as(strides):
-                found[len(tensors) - 1] = strides
-        return found | {i: (1,) for i in range(2, last) if tensors[i].strides != (1,) and tensors[i].shape[0] > 1}
+                copies[len(tensors) - 1] = strides
+        return copies | {i: (1,) for i in range(2, last) if tensors[i].strides != (1,) and tensors[i].shape[0] > 1}
 
     def raise_reported(self, device: Device) -> None:
         labels.raise_reported(device)
@@ -158,8 +158,8 @@ class RegionEngine(Engine):
         static, shape = call.static, tuple(call.arrays[0].shape)
         samples, classes = without(shape, static.class_dim)[0], shape[static.class_dim]
         groups = shape_of_groups(static, samples, classes) if static.reduction == "none" else ()
-        found = [row_major(static.out_dtype or promoted, groups)]
-        return found + ([row_major("float64", residual_shape(samples, classes))] if self.has_residual(call) else [])
+        specs = [row_major(static.out_dtype or promoted, groups)]
+        return specs + ([row_major("float64", residual_shape(samples, classes))] if self.has_residual(call) else [])
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
         """Returns None: a call is a single operator. Samples are coupled, so batches use the formula."""
@@ -211,9 +211,9 @@ class RegionEngine(Engine):
             tuple(shapes[-1]) if len(shapes) > 1 else full if dtype in checks.FLOATING or full[dim] == 1 else voxels
         )
         first, second = (x.name for x in loss.operands)
-        found = {first: (dtypes[0], full), second: (dtype, target), "mask": ("bool", voxels)}
-        found |= dict.fromkeys(("class_weight", "weight"), (dtypes[0], full[dim : dim + 1]))
-        return found | {"normalizer": ("float64", ())}
+        placeholders = {first: (dtypes[0], full), second: (dtype, target), "mask": ("bool", voxels)}
+        placeholders |= dict.fromkeys(("class_weight", "weight"), (dtypes[0], full[dim : dim + 1]))
+        return placeholders | {"normalizer": ("float64", ())}
 
     def trained(self, call: Call) -> Wanted:
         return tuple([i == 0 for i in range(len(call.arrays))])
@@ -238,47 +238,47 @@ def _changed(x: Any, change: str, dim: int) -> Any:
 
 
 def checked_settings(
-    loss: RegionLoss, given: Mapping[str, Any], arrays: Mapping[str, Any], normalizer: Any
+    loss: RegionLoss, arguments: Mapping[str, Any], arrays: Mapping[str, Any], normalizer: Any
 ) -> tuple[Static, tuple[float, ...], str]:
     """Returns the static part and the numbers of a call, and the change to the target's class dimension.
 
     Dtypes and shapes of arrays are checked when plans are made.
     """
     first, second = (x.name for x in loss.operands)
-    found = region_checks.settings(loss, given)
-    region_checks.combination(loss, found, arrays.get("class_weight"))
+    options = region_checks.settings(loss, arguments)
+    region_checks.combination(loss, options, arrays.get("class_weight"))
     shape = tuple(arrays[first].shape)
-    dim = region_dimension(loss, given["class_dim"], shape)
+    dim = region_dimension(loss, arguments["class_dim"], shape)
     kind, change = region_checks.kind(loss, shape, dim, arrays[second])
     voxel = ""
     if loss.has_voxels:
-        softmax = found[loss.chosen_by] == "softmax"
+        softmax = options[loss.chosen_by] == "softmax"
         dense = kind == "dense" and "term" in loss.expressions
         voxel = "element" if not softmax else "term" if dense else "row"
     static = Static(
         kind=kind,
         class_dim=dim,
-        **{x: found[x] for x in ("activation", "overlap", "pool", "absent", "weighting", "weight_in", "average")},
-        gamma_over=found["gamma_over"],
-        log_loss=found["log_loss"],
-        power=found["gamma"] != 1.0,
-        mean_of_weights=found["mean_of_weights"],
-        background=found["include_background"],
+        **{x: options[x] for x in ("activation", "overlap", "pool", "absent", "weighting", "weight_in", "average")},
+        gamma_over=options["gamma_over"],
+        log_loss=options["log_loss"],
+        power=options["gamma"] != 1.0,
+        mean_of_weights=options["mean_of_weights"],
+        background=options["include_background"],
         voxel=voxel,
-        smoothed=bool(voxel == "row" and loss.smoothing and found[loss.smoothing]),
+        smoothed=bool(voxel == "row" and loss.smoothing and options[loss.smoothing]),
         class_weighted="class_weight" in arrays,
         weighted="weight" in arrays,
         masked="mask" in arrays,
-        ignore_index=softmax_checks.ignore_index(loss, given["ignore_index"], "indices"),  # type: ignore[arg-type]
-        reduction=checks.reduction(loss, given["reduction"]),
-        out_dtype=None if given["out_dtype"] is None else checks.out_dtype(loss, given["out_dtype"]),
-        check=softmax_checks.check_of_targets(loss, given["check_targets"]),  # type: ignore[arg-type]
+        ignore_index=softmax_checks.ignore_index(loss, arguments["ignore_index"], "indices"),  # type: ignore[arg-type]
+        reduction=checks.reduction(loss, arguments["reduction"]),
+        out_dtype=None if arguments["out_dtype"] is None else checks.out_dtype(loss, arguments["out_dtype"]),
+        check=softmax_checks.check_of_targets(loss, arguments["check_targets"]),  # type: ignore[arg-type]
         normalized=normalizer is not None,
     )
-    shares = [found[x] for x in loss.share] or [1.0, 0.0]
-    empty = nan if found["empty"] is None else found["empty"]
-    own = [found[x.name] for x in loss.of_voxels]
-    return static, (*[found[x] for x in PARAMETERS], empty, *shares, *own), change
+    shares = [options[x] for x in loss.share] or [1.0, 0.0]
+    empty = nan if options["empty"] is None else options["empty"]
+    of_voxels = [options[x.name] for x in loss.of_voxels]
+    return static, (*[options[x] for x in PARAMETERS], empty, *shares, *of_voxels), change
 
 
 REGIONS = RegionEngine()
@@ -326,23 +326,23 @@ def in_other_orders(static: Static, x: TensorSpec, target: TensorSpec, writes: i
     whose voxels are stored in another order than the input's. Such a target is copied to the input's order; if it is
     large, also for the value alone. An input of few elements is first copied to the order of its shape.
     """
-    found, (dim, target_dim) = dict[int, tuple[int, ...]](), static.class_dims
+    copies, (dim, target_dim) = dict[int, tuple[int, ...]](), static.class_dims
     in_order, dense = dense_strides(x.shape, (0,) * x.ndim), target_dim is not None
     if writes:
         planes_with_gaps = x.shape[static.class_dim] == PADDED_CLASSES and has_gaps(x, static.class_dim)
         if planes_with_gaps or is_interleaved(x, dim, INTERLEAVED_ELEMENTS):
-            found[0] = in_order
+            copies[0] = in_order
         if is_interleaved(target, target_dim, SCATTERED_TARGET if dense else INTERLEAVED_ELEMENTS):
-            found[1] = dense_strides(target.shape, (0,) * target.ndim)
+            copies[1] = dense_strides(target.shape, (0,) * target.ndim)
     least = (SCATTERED_TARGET if dense else SCATTERED_LABELS) if writes else SCATTERED_OF_VALUES
-    lies = found.get(0, x.strides)
-    if 1 in found or prod(target.shape) < least or not is_scattered(target, static.class_dims, lies):
-        return found
+    lies = copies.get(0, x.strides)
+    if 1 in copies or prod(target.shape) < least or not is_scattered(target, static.class_dims, lies):
+        return copies
     if writes and dense and prod(x.shape) < REORDERED_INPUT and is_scattered(x, (dim, dim), in_order):
-        found[0] = lies = in_order
+        copies[0] = lies = in_order
     if is_scattered(target, static.class_dims, lies):
-        found[1] = in_order_of(lies, target.shape, static.class_dims)
-    return found
+        copies[1] = in_order_of(lies, target.shape, static.class_dims)
+    return copies
 
 
 def is_scattered(target: TensorSpec, dims: tuple[int, int | None], lies: Sequence[int]) -> bool:

@@ -190,8 +190,8 @@ def layout(
     the gradient of the input and its tangent share a stream. With ``stored``, tiles may keep logits in shared memory as
     they are stored. With ``shared``, lanes may share a voxel, and there are no tiles.
     """
-    samples, *rest = shape
-    voxels = prod(rest)
+    samples, *voxel_shape = shape
+    voxels = prod(voxel_shape)
     most, lanes = second[0] if second else IN_REGISTERS[number][dense], 1
     if shared and most < classes <= OF_LANES[number][bool(second)] * LANES:
         most, lanes = OF_LANES[number][bool(second)], 2
@@ -206,7 +206,7 @@ def layout(
         registers = DENSE_VECTOR_REGISTERS
     widest = LANE_MAX_VECTOR if lanes > 1 else MAX_VECTOR
     vec_size = _vec_size(voxels, held, streams[: 1 + dense], registers, widest) if held else 1
-    sizes, strides = merge(rest, [x.strides[1:] for x in streams])
+    sizes, strides = merge(voxel_shape, [x.strides[1:] for x in streams])
     packed = False, False
     if len(sizes) == 1 and lanes == 1 and (held or stored or not second):
         places = (streams[0], strides[0][0]), (streams[3], strides[3][0])
@@ -231,8 +231,8 @@ def layout(
     many = len(sizes) > 1
     words = [samples, voxels, classes, *(x.classes for x in streams), *(x.strides[0] for x in streams)]
     words += dimension_words(sizes, strides, MAX_RANK if many else 1)
-    found = Layout(samples, voxels, classes, held, vec_size, wide, many, chunks, per_chunk, words, tile, packed)
-    return replace(found, gradient_tile=gradient_tile, word=word, lanes=lanes)
+    geometry = Layout(samples, voxels, classes, held, vec_size, wide, many, chunks, per_chunk, words, tile, packed)
+    return replace(geometry, gradient_tile=gradient_tile, word=word, lanes=lanes)
 
 
 def _vec_size(voxels: int, held: int, streams: Sequence[VoxelStream], room: int, widest: int) -> int:
@@ -420,8 +420,8 @@ def resident(held: int, number: int, heavy: bool) -> int:
         return 3 - heavy
     if number == 8:
         return 2
-    found = next((blocks for classes, blocks in RESIDENT if held <= classes), 2)
-    return max(2, found - heavy)
+    count = next((blocks for classes, blocks in RESIDENT if held <= classes), 2)
+    return max(2, count - heavy)
 
 
 def second_resident(logits: int, number: int, heavy: bool) -> int:

@@ -33,11 +33,11 @@ def residual_shape(samples: int, classes: int) -> tuple[int]:
 
 def _of_kernel(static: Static, stage: str) -> Static:
     """Returns the static part with defaults for all settings that the source of a kernel does not depend on."""
-    found = static._replace(class_dim=0, ignore_index=0, out_dtype=None, check="", has_tangent=())
+    settings = static._replace(class_dim=0, ignore_index=0, out_dtype=None, check="", has_tangent=())
     if stage in ("value", "groups", "hvp_groups"):
-        return found
+        return settings
     pool = static.pool if stage in ("from_residual", "hvp") else "none"
-    return found._replace(
+    return settings._replace(
         pool=pool, absent="skip", weighting="uniform", weight_in="loss", average="groups", gamma_over="group",
         log_loss=False, power=False, mean_of_weights=False, reduction="none", normalized=False,
     )  # fmt: skip
@@ -98,8 +98,8 @@ class RegionPlan(Plan):
                 if i == 1 and not dense:
                     streams.append(region_layout.VoxelStream(x.strides, 0, ITEMSIZE[x.dtype], misalignment))
                 else:
-                    found = without(lies.strides, dim), lies.strides[dim], ITEMSIZE[x.dtype], misalignment
-                    streams.append(region_layout.VoxelStream(*found))
+                    fields = without(lies.strides, dim), lies.strides[dim], ITEMSIZE[x.dtype], misalignment
+                    streams.append(region_layout.VoxelStream(*fields))
         input, of_input, target, of_target = streams
         if not (dense and self.differentiable[1]):
             of_target = none
@@ -131,10 +131,10 @@ class RegionPlan(Plan):
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         key = stage, wanted[:2], counted
-        found = self._launchers.get(key)
-        if found is None:
-            found = self._launchers[key] = self._load(stage, wanted, counted)
-        return found
+        launcher = self._launchers.get(key)
+        if launcher is None:
+            launcher = self._launchers[key] = self._load(stage, wanted, counted)
+        return launcher
 
     @property
     def label_apart(self) -> bool:

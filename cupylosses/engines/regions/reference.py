@@ -88,8 +88,8 @@ def _target(xp: Any, view: Regions, voxels: Voxels) -> Any:
     if view.static.kind == "dense":
         return _classes_last(xp, view, view.target, voxels.sound)
     device = {"device": view.input.device} if interop.kind(view.input) == "torch" else {}
-    own = xp.arange(view.classes, **device) == voxels.labels[..., None]
-    return xp.astype(own & voxels.sound[..., None], xp.float64)
+    one_hot = xp.arange(view.classes, **device) == voxels.labels[..., None]
+    return xp.astype(one_hot & voxels.sound[..., None], xp.float64)
 
 
 def _probabilities(xp: Any, view: Regions, x: Any) -> Probabilities:
@@ -123,20 +123,20 @@ class Cells(NamedTuple):
 def _cells(xp: Any, view: Regions, parts: Probabilities, t: Any, voxels: Voxels) -> Cells:
     p, rest = parts.p, parts.rest
     # p - t, without cancellation at t = 1, and with the derivatives by p and t.
-    apart = xp.where(t == 1, (1 - t) - rest, p - t)
+    difference = xp.where(t == 1, (1 - t) - rest, p - t)
     if view.static.overlap == "squared":
-        found = p * t, p * apart, -t * apart
+        terms = p * t, p * difference, -t * difference
     elif view.static.overlap == "min":
-        zero = xp.zeros_like(apart)
-        found = (
-            xp.where(apart < 0, p, xp.where(apart > 0, t, (p + t) / 2)),
-            xp.where(apart > 0, apart, xp.where(apart < 0, zero, apart / 2)),
-            xp.where(apart < 0, -apart, xp.where(apart > 0, zero, -apart / 2)),
+        zero = xp.zeros_like(difference)
+        terms = (
+            xp.where(difference < 0, p, xp.where(difference > 0, t, (p + t) / 2)),
+            xp.where(difference > 0, difference, xp.where(difference < 0, zero, difference / 2)),
+            xp.where(difference < 0, -difference, xp.where(difference > 0, zero, -difference / 2)),
         )
     else:
-        found = p * t, p * (1 - t), rest * t
+        terms = p * t, p * (1 - t), rest * t
     sound = voxels.sound[..., None]
-    sums = [xp.sum(xp.where(sound, y, xp.zeros_like(y)), axis=1) for y in found]
+    sums = [xp.sum(xp.where(sound, y, xp.zeros_like(y)), axis=1) for y in terms]
     return Cells(*(y if view.static.background else y[:, 1:] for y in sums))
 
 
@@ -235,15 +235,15 @@ def _weights_of_cells(xp: Any, view: Regions, true: Any) -> Any:
         largest = xp.max(xp.where(has, inverse, xp.zeros_like(inverse)), axis=1, keepdims=True)
         weights = xp.where(has, inverse, largest) + xp.zeros_like(true)
     if static.class_weighted and static.weight_in == "score":
-        own = _class_weight(xp, view) + xp.zeros_like(true)
-        weights = own if weights is None else weights * own
+        class_weight = _class_weight(xp, view) + xp.zeros_like(true)
+        weights = class_weight if weights is None else weights * class_weight
     return weights
 
 
 def _class_weight(xp: Any, view: Regions) -> Any:
     """Returns the weights of the classes that have a region, as a row."""
-    own = xp.astype(view.class_weight, xp.float64)
-    return (own if view.static.background else own[1:])[None, :]
+    weights = xp.astype(view.class_weight, xp.float64)
+    return (weights if view.static.background else weights[1:])[None, :]
 
 
 def _of_voxels(xp: Any, view: Regions, x: Any, t: Any, parts: Probabilities, voxels: Voxels) -> Any:
@@ -262,10 +262,10 @@ def _of_voxels(xp: Any, view: Regions, x: Any, t: Any, parts: Probabilities, vox
         terms = loss.references["term"](xp, log_p=parts.log_p, target=t, weight=weights, classes=view.classes, **values)
         costs = xp.where(sound, xp.sum(terms, axis=-1), zero)
         return _mean_of_voxels(xp, costs, xp.astype(sound, xp.float64), voxels)
-    own = t == 1
-    nll = -xp.sum(xp.where(own, parts.log_p, xp.zeros_like(x)), axis=-1)
-    rest = xp.sum(xp.where(own, parts.rest, xp.zeros_like(x)), axis=-1)
-    of_label = xp.sum(xp.where(own, weights + xp.zeros_like(x), xp.zeros_like(x)), axis=-1)
+    is_label = t == 1
+    nll = -xp.sum(xp.where(is_label, parts.log_p, xp.zeros_like(x)), axis=-1)
+    rest = xp.sum(xp.where(is_label, parts.rest, xp.zeros_like(x)), axis=-1)
+    of_label = xp.sum(xp.where(is_label, weights + xp.zeros_like(x), xp.zeros_like(x)), axis=-1)
     used = xp.where(weights == 0, xp.zeros_like(x), -parts.log_p)
     smooth = xp.sum(weights * used, axis=-1) / view.classes
     costs = loss.references["row"](xp, nll=nll, rest=rest, smooth=smooth, weight=of_label, **values)
@@ -287,6 +287,6 @@ def _check_labels(xp: Any, view: Regions, voxels: Voxels) -> None:
         return
     bad = xp.reshape(voxels.bad, tuple(view.target.shape))
     position = tuple(int(x[0]) for x in xp.nonzero(bad))
-    label, every = view.target[position], view.target[bad]
-    alike = bool(xp.all(every == label))
+    label, bad_labels = view.target[position], view.target[bad]
+    alike = bool(xp.all(bad_labels == label))
     raise softmax_checks.bad_label(view.loss, position, int(label), view.classes, alike)

@@ -87,18 +87,18 @@ class RegionHvpPlan(RegionPlan):
         _memory, workspace = device.workspace(stream, count, stream != 0 and device.capturing())
         coefficients = device.empty((2 * (3 * x.samples * x.classes + 1),), (1,), "float64")
         value = device.empty(self.shape, self.strides, self.result)
-        own = workspace, device.address(coefficients), device.address(value), grad_output
-        rest = *own, int(not self.scalar), *scalars, *self.constant.arguments
+        buffers = workspace, device.address(coefficients), device.address(value), grad_output
+        rest = *buffers, int(not self.scalar), *scalars, *self.constant.arguments
         pointers = [device.address(array) for array in arrays]
         for stage in ("hvp_sums", "hvp_groups"):
             self.launcher(stage, self.nothing, False)(stream, *pointers, *rest)
-        changed: list[Any] = [None] * len(wanted)
+        products: list[Any] = [None] * len(wanted)
         if not any(wanted):
-            return value, changed
+            return value, products
         addresses = []
         for slot, w in enumerate(wanted):
             if w:
-                changed[slot] = device.empty(*self.allocation(slot))
-                addresses.append(device.address(changed[slot]))
+                products[slot] = device.empty(*self.allocation(slot))
+                addresses.append(device.address(products[slot]))
         self.launcher("hvp", wanted, False)(stream, *pointers, *addresses, *rest)
-        return value, changed
+        return value, products

@@ -57,14 +57,14 @@ class Rows:
     @property
     def names(self) -> list[str]:
         """Names of the arrays."""
-        own = [x.name for x in self.loss.operands]
-        return [*own, *["weight"] * self.static.weighted, *["mask"] * self.static.masked]
+        operands = [x.name for x in self.loss.operands]
+        return [*operands, *["weight"] * self.static.weighted, *["mask"] * self.static.masked]
 
     @property
     def arrays(self) -> dict[str, Any]:
         """Arrays by name."""
-        given = [x for x in (self.input, self.target, self.weight, self.mask) if x is not None]
-        return dict(zip(self.names, given, strict=True))
+        arrays = [x for x in (self.input, self.target, self.weight, self.mask) if x is not None]
+        return dict(zip(self.names, arrays, strict=True))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -21,19 +21,19 @@ def arrays(call: Rows) -> None:
 def _dtypes(call: Rows) -> None:
     loss, target = call.loss, call.loss.operands[1].name
     for name, x in call.arrays.items():
-        given = dtype_name(x)
+        dtype = dtype_name(x)
         if name == "mask":
-            if given != "bool":
+            if dtype != "bool":
                 raise TypeError(
-                    f"{loss.name}: `mask` must be bool, True where a row counts, got {given}. Pass `mask != 0`."
+                    f"{loss.name}: `mask` must be bool, True where a row counts, got {dtype}. Pass `mask != 0`."
                 )
         elif name == target:
-            if given not in INTEGER:
+            if dtype not in INTEGER:
                 raise TypeError(
-                    f"{loss.name}: `{name}` must have one of the dtypes {', '.join(INTEGER)}, got {given}. Labels are "
+                    f"{loss.name}: `{name}` must have one of the dtypes {', '.join(INTEGER)}, got {dtype}. Labels are "
                     "class indices: convert them with `.long()` or `.astype('int64')`."
                 )
-        elif given not in FLOATING:
+        elif dtype not in FLOATING:
             swapped = name == loss.operands[0].name and dtype_name(call.target) in FLOATING
             hint = (
                 f"Are `{name}` and `{target}` swapped?"
@@ -41,27 +41,27 @@ def _dtypes(call: Rows) -> None:
                 else "Convert it with `.to(torch.float32)` or `.astype('float32')`."
             )
             raise TypeError(
-                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(FLOATING)}, got {given}. {hint}"
+                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(FLOATING)}, got {dtype}. {hint}"
             )
 
 
 def _shapes(call: Rows) -> None:
     loss, rows, dim = call.loss, call.shape, call.static.class_dim
     first, second = (x.name for x in loss.operands)
-    shape, given = tuple(call.input.shape), tuple(call.target.shape)
+    shape, target_shape = tuple(call.input.shape), tuple(call.target.shape)
     if call.classes == 0:
         raise ValueError(f"{loss.name}: `{first}` must have at least one class, got shape {shape}.")
     if loss.several:
-        if len(given) != len(shape) or without(given, dim) != rows:
+        if len(target_shape) != len(shape) or without(target_shape, dim) != rows:
             raise ValueError(
                 f"{loss.name}: `{second}` must have the shape of `{first}` except for the number of labels in the "
-                f"class dimension {dim}, got `{first}` of shape {shape} and `{second}` of shape {given}. Fill lists of "
-                f"labels up with {END}."
+                f"class dimension {dim}, got `{first}` of shape {shape} and `{second}` of shape {target_shape}. Fill "
+                f"lists of labels up with {END}."
             )
-    elif given != rows:
+    elif target_shape != rows:
         raise ValueError(
             f"{loss.name}: `{second}` must have the shape of `{first}` without its class dimension {dim}, {rows}, got "
-            f"`{first}` of shape {shape} and `{second}` of shape {given}. {_hint(shape, given)}"
+            f"`{first}` of shape {shape} and `{second}` of shape {target_shape}. {_hint(shape, target_shape)}"
         )
     if call.weight is not None and tuple(call.weight.shape) != (call.classes,):
         raise ValueError(
@@ -75,8 +75,8 @@ def _shapes(call: Rows) -> None:
         )
 
 
-def _hint(shape: tuple[int, ...], given: tuple[int, ...]) -> str:
-    fits = [d for d in range(len(shape)) if without(shape, d) == given]
+def _hint(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> str:
+    fits = [d for d in range(len(shape)) if without(shape, d) == target_shape]
     if fits:
         d = -1 if len(shape) - 1 in fits else fits[0]
         return f"If the classes are in dimension {d}, pass class_dim={d}."

@@ -93,9 +93,9 @@ class MarginKernel(Kernel):
         counts = counts or self.kind == "denominator"
         if self.kind == "hvp":
             return nested((*FUNCTOR, "row_margin/margin_hvp.cuh"))
-        own = "thread_per_list" if self.layout in RESIDENT_OF_WARPS else "row_margin"
-        own = "short_lists" if self.layout == "short_lists" else own
-        return (*FUNCTOR, f"row_margin/{own}.cuh", *(["softmax/count_rows.cuh"] if counts else []))
+        header = "thread_per_list" if self.layout in RESIDENT_OF_WARPS else "row_margin"
+        header = "short_lists" if self.layout == "short_lists" else header
+        return (*FUNCTOR, f"row_margin/{header}.cuh", *(["softmax/count_rows.cuh"] if counts else []))
 
     @property
     def title(self) -> str:
@@ -125,7 +125,7 @@ class MarginKernel(Kernel):
         arrays += ["const bool* mask"] if self.mask else []
         arrays += [f"const {input}* tangents"] if self.kind == "hvp" else []
         gradients = [f"{input}* input_gradients"] if self.kind in WRITING else []
-        own = {
+        of_kind = {
             "value": ["double* memory", f"{result}* value"],
             "value_and_gradient": [
                 "double* memory",
@@ -145,7 +145,7 @@ class MarginKernel(Kernel):
         divisor = ["double multiple", "const double* count"] if self.counted else ["double divisor", "double scale"]
         if self.self_counting or self.tallies:
             divisor = ["unsigned* missed"] if not self.self_counting and self.kind != "value" else []
-        return [*arrays, *gradients, *own, *scalars, *divisor]
+        return [*arrays, *gradients, *of_kind, *scalars, *divisor]
 
     def glue(self) -> str:
         return "\n".join([*_hinge(self), *_entry(self)]) + "\n"
@@ -194,10 +194,10 @@ def _entry(kernel: MarginKernel) -> list[str]:
     types = [STORAGE[kernel.input][0], STORAGE[kernel.target][0]]
     types += [STORAGE[kernel.weight][0] if kernel.weight else "Absent", "bool" if kernel.mask else "Absent"]
     types += [STORAGE[kernel.result][0], "false", "false"]
-    given = {x.rpartition(" ")[2] for x in kernel.arguments}
+    names = {x.rpartition(" ")[2] for x in kernel.arguments}
 
     def argument(name: str) -> str:
-        return name if name in given else "nullptr"
+        return name if name in names else "nullptr"
 
     lie = f"ScoresOfRows::k{kernel.scores.capitalize()}"
     reader = f"OneLabelReader<{kernel.vec_size}, {kernel.ahead}, {kernel.edges}, {lie}>"

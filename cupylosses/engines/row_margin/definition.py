@@ -57,8 +57,8 @@ class MarginLoss(Definition):
 
     def is_linear(self, flags: Sequence[int]) -> bool:
         """True if, with these choices of flags, the hinge is the excess itself."""
-        chosen = {x.name: x.choices[i] for x, i in zip(self.flags, flags, strict=True)}
-        return self.hinge == EXCESS or (bool(self.linear) and all(chosen[n] == x for n, x in self.linear))
+        choices = {x.name: x.choices[i] for x, i in zip(self.flags, flags, strict=True)}
+        return self.hinge == EXCESS or (bool(self.linear) and all(choices[n] == x for n, x in self.linear))
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -76,8 +76,8 @@ class MarginLoss(Definition):
     @cached_property
     def common(self) -> Mapping[str, Any]:
         of_one = {} if self.several else {"weight": None, "ignore_index": IGNORED}
-        given = {"class_dim": None, "mask": None, "normalizer": None, "out_dtype": None, "check_targets": "lazy"}
-        return {"reduction": "mean", **of_one, **given}
+        defaults = {"class_dim": None, "mask": None, "normalizer": None, "out_dtype": None, "check_targets": "lazy"}
+        return {"reduction": "mean", **of_one, **defaults}
 
     @property
     def annotations(self) -> Mapping[str, str]:

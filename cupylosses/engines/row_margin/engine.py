@@ -66,8 +66,8 @@ class MarginEngine(Engine):
         ):
             named = [(n, x) for n, x in zip(loss.array_names, arrays[:4], strict=False) if x is not None]
             names = [n for n, _ in named]
-            found = dict(zip(names, adopted(loss, names, [x for _, x in named])[1], strict=True))
-            first, second, weight, mask = (found.get(n) for n in loss.array_names[:4])
+            by_name = dict(zip(names, adopted(loss, names, [x for _, x in named])[1], strict=True))
+            first, second, weight, mask = (by_name.get(n) for n in loss.array_names[:4])
         present = (first, second) if weight is None and mask is None else _present(first, second, weight, mask)
         rank = first.ndim
 
@@ -111,7 +111,7 @@ class MarginEngine(Engine):
         few scores. Class weights are copied if they are not contiguous.
         """
         loss: Any = call.loss
-        x, dim, found = tensors[0], call.static.class_dim, {}
+        x, dim, copies = tensors[0], call.static.class_dim, {}
         if call.static.has_tangent:
             # Second derivatives read scores and tangents of any strides in place.
             gaps = call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1
@@ -126,10 +126,10 @@ class MarginEngine(Engine):
         of_rows, of_gradients = rows_of(x, dim, 0), rows_of(x.gradient, dim, 0)
         apart = apart and not reads_steps(rows, x.shape[dim], of_rows, of_gradients, loss.several)
         if 0 not in x.shape and (apart or x.misalignment % ITEMSIZE[x.dtype]):
-            found[0] = classes_last(x.shape, dim)
+            copies[0] = classes_last(x.shape, dim)
         if call.static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
-            found[2] = (1,)
-        return found
+            copies[2] = (1,)
+        return copies
 
     def _takes_lists(self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine) -> bool:
         """True if, in a call with lists of labels, each row is processed by one thread."""
@@ -288,23 +288,23 @@ def checked_settings(
     """
     _, _, weight, mask, normalizer = arrays
     any_loss: Any = loss
-    given = dict(zip(loss.setting_names, settings, strict=True))
-    reduction = given["reduction"]
+    arguments = dict(zip(loss.setting_names, settings, strict=True))
+    reduction = arguments["reduction"]
     if legacy and any([x is not None for x in legacy]):
         reduction = checks.legacy_reduction(loss, *legacy)
-    out_dtype = given["out_dtype"]
+    out_dtype = arguments["out_dtype"]
     static = Static(
         weighted=weight is not None,
         masked=mask is not None,
-        class_dim=softmax_checks.class_dimension(any_loss, given["class_dim"], tuple(shape)),
-        ignore_index=softmax_checks.ignore_index(any_loss, given.get("ignore_index", IGNORED), "indices"),
+        class_dim=softmax_checks.class_dimension(any_loss, arguments["class_dim"], tuple(shape)),
+        ignore_index=softmax_checks.ignore_index(any_loss, arguments.get("ignore_index", IGNORED), "indices"),
         reduction=checks.reduction(loss, reduction),
         out_dtype=None if out_dtype is None else checks.out_dtype(loss, out_dtype),
-        flags=tuple([checks.flag(loss, x, given[x.name]) for x in loss.flags]),
-        check=softmax_checks.check_of_targets(any_loss, given["check_targets"]),
+        flags=tuple([checks.flag(loss, x, arguments[x.name]) for x in loss.flags]),
+        check=softmax_checks.check_of_targets(any_loss, arguments["check_targets"]),
         normalized=normalizer is not None,
     )
-    return static, tuple([checks.parameter(loss, x, given[x.name]) for x in loss.parameters])
+    return static, tuple([checks.parameter(loss, x, arguments[x.name]) for x in loss.parameters])
 
 
 ROW_MARGIN = MarginEngine()

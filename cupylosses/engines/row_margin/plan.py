@@ -126,10 +126,10 @@ class MarginPlan(Plan):
         return self.layout.records + (self.tallies or self.assumes)
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
-        found = self._launchers.get((stage, wanted, counted))
-        if found is None:
-            found = self._launchers[stage, wanted, counted] = self._load(stage, counted)
-        return found
+        launcher = self._launchers.get((stage, wanted, counted))
+        if launcher is None:
+            launcher = self._launchers[stage, wanted, counted] = self._load(stage, counted)
+        return launcher
 
     def unreduced_step(self, counted: bool) -> Step:
         return Step((self.launcher("unreduced", self.nothing, False),))

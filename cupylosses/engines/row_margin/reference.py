@@ -87,13 +87,13 @@ def _cost(xp: Any, call: Rows, rows: RowMask) -> Any:
     # Scores of other rows are replaced before anything is computed from them. Masking the cost would be too late: their
     # NaN would already have entered the gradient.
     x = xp.where(sound[..., None], x, xp.zeros_like(x))
-    own = xp.take_along_axis(x, rows.labels, axis=-1)
+    label_scores = xp.take_along_axis(x, rows.labels, axis=-1)
     classes = xp.arange(call.classes, **_device(rows.labels))
     listed = rows.listed & sound[..., None]
     member = xp.any(listed[..., None] & (rows.labels[..., None] == classes), axis=-2)
     pairs = listed[..., None] & ~member[..., None, :]
     values = call.values
-    excess = values["margin"] + (x[..., None, :] - own[..., None])
+    excess = values["margin"] + (x[..., None, :] - label_scores[..., None])
     # A pair is active unless its excess is at most 0: NaN is active.
     active = pairs & ~(excess <= 0)
     hinges = call.loss.reference(xp, xp.where(active, excess, xp.ones_like(excess)), **values)
@@ -125,10 +125,10 @@ def _check_labels(xp: Any, call: Rows, bad: Any) -> None:
     labels = xp.moveaxis(call.target, call.static.class_dim, -1) if call.loss.several else call.target[..., None]
     labels = labels[..., : bad.shape[-1]]
     position = tuple(int(x[0]) for x in xp.nonzero(bad))
-    label, every, row = labels[position], labels[bad], position[:-1]
+    label, bad_labels, row = labels[position], labels[bad], position[:-1]
     dim = call.static.class_dim
     at = (*row[:dim], position[-1], *row[dim:]) if call.loss.several else row
-    raise margin_checks.bad_label(call.loss, at, int(label), call.classes, bool(xp.all(every == label)))
+    raise margin_checks.bad_label(call.loss, at, int(label), call.classes, bool(xp.all(bad_labels == label)))
 
 
 def _device(x: Any) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class Static(NamedTuple):
 
 def names(loss: StatisticsLoss, static: Static) -> tuple[str, ...]:
     """Returns the names of a call's arrays, without the tangents."""
-    own = tuple(x.name for x in loss.operands)
-    return (*own, *["weight"] * (static.weight == "array"), *["mask"] * static.masked)
+    operands = tuple(x.name for x in loss.operands)
+    return (*operands, *["weight"] * (static.weight == "array"), *["mask"] * static.masked)
 
 
 def has_features(loss: StatisticsLoss, static: Static) -> tuple[bool, ...]:

@@ -48,12 +48,12 @@ def dtypes(loss: StatisticsLoss, static: Static, arrays: Sequence[Any]) -> None:
 
 
 def shapes(
-    loss: StatisticsLoss, static: Static, given: Sequence[Sequence[int]]
+    loss: StatisticsLoss, static: Static, array_shapes: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Checks the shapes of the arrays. Returns the broadcast shape of the operands with features, and the shape of the
     rows: the same without the feature dimension. All other arrays broadcast to the shape of the rows.
     """
-    named = [*zip(names(loss, static), has_features(loss, static), given, strict=False)]
+    named = [*zip(names(loss, static), has_features(loss, static), array_shapes, strict=False)]
     features = [(name, tuple(shape)) for name, has, shape in named if has]
     full = _broadcast(loss, features)
     rows = without(full, static.feature_dim)

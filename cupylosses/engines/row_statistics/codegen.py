@@ -199,17 +199,17 @@ def _types(kernel: RowKernel | SumKernel) -> dict[str, str]:
     return types | {_tangent_name(n): types[n] for n in _moving(kernel, types)}
 
 
-def _moving(kernel: RowKernel | SumKernel, chosen: Iterable[str]) -> list[str]:
-    """Returns those of the operands ``chosen`` that have a tangent."""
+def _moving(kernel: RowKernel | SumKernel, operands: Iterable[str]) -> list[str]:
+    """Returns those of the ``operands`` that have a tangent."""
     if not kernel.has_tangent:
         return []
     moves = dict(zip(operand_names(kernel.loss, kernel.weight), kernel.has_tangent, strict=True))
-    return [x for x in chosen if moves[x]]
+    return [x for x in operands if moves[x]]
 
 
-def _with_tangents(kernel: RowKernel | SumKernel, chosen: Sequence[str]) -> list[str]:
+def _with_tangents(kernel: RowKernel | SumKernel, operands: Sequence[str]) -> list[str]:
     """Returns the operands, followed by the names of their tangents."""
-    return [*chosen, *map(_tangent_name, _moving(kernel, chosen))]
+    return [*operands, *map(_tangent_name, _moving(kernel, operands))]
 
 
 def _labels(loss: StatisticsLoss, weight: str) -> list[str]:
@@ -236,7 +236,7 @@ def _arguments(kernel: RowKernel | SumKernel, kind: str, apart: bool = False) ->
     """Returns the declarations of the arguments that differ from call to call."""
     names, result = operand_names(kernel.loss, kernel.weight), STORAGE[kernel.result][0]
     tensors = list(zip(names, kernel.dtypes, kernel.gradients, strict=True))
-    own = {
+    of_kind = {
         "value": ["double* memory", f"{result}* value"],
         "value_and_gradient": [
             "double* memory",
@@ -260,7 +260,7 @@ def _arguments(kernel: RowKernel | SumKernel, kind: str, apart: bool = False) ->
         *(["const bool* mask_"] if kernel.mask else []),
         *(f"const {_types(kernel)[x]}* {x}_" for x in map(_tangent_name, _moving(kernel, names))),
         *(f"{STORAGE[dtype][0]}* {name}_gradients" for name, dtype, wanted in tensors if wanted),
-        *own,
+        *of_kind,
         *(f"double {x}_" for x in _parameters(kernel)),
         *(["double multiple", "const double* count"] if kernel.counted else ["double divisor", "double scale"]),
     ]
@@ -324,10 +324,10 @@ def _summands(kernel: RowKernel | SumKernel) -> Iterator[str]:
         yield f"using Summands = SummandsAlong<OwnSummands, {len(_vectors(loss))}, {moves}u>;"
 
 
-def _bits(kernel: RowKernel | SumKernel, chosen: Sequence[str]) -> int:
-    """Returns a mask with a bit for each of the operands ``chosen`` that has a tangent."""
-    moving = _moving(kernel, chosen)
-    return sum(1 << i for i, x in enumerate(chosen) if x in moving)
+def _bits(kernel: RowKernel | SumKernel, operands: Sequence[str]) -> int:
+    """Returns a mask with a bit for each of the ``operands`` that has a tangent."""
+    moving = _moving(kernel, operands)
+    return sum(1 << i for i, x in enumerate(operands) if x in moving)
 
 
 def _functors(kernel: RowKernel) -> Iterator[str]:
@@ -357,8 +357,8 @@ def _functors(kernel: RowKernel) -> Iterator[str]:
     yield "  }"
     yield "};"
     if kernel.has_tangent:
-        own = f"OwnValue, OwnSummands, {len(_vectors(loss))}, {_bits(kernel, _vectors(loss))}u"
-        yield f"using Value = ValueAlong<{own}, {len(labels)}, {_bits(kernel, labels)}u>;"
+        arguments = f"OwnValue, OwnSummands, {len(_vectors(loss))}, {_bits(kernel, _vectors(loss))}u"
+        yield f"using Value = ValueAlong<{arguments}, {len(labels)}, {_bits(kernel, labels)}u>;"
 
 
 def _entry(kernel: RowKernel) -> Iterator[str]:
@@ -374,13 +374,13 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
     )
     of_statistics = kind == "coefficients" or (writes and any(wanted[x] for x in own_vectors))
 
-    def sinks(chosen: Sequence[str], typed: bool) -> str:
+    def sinks(operands: Sequence[str], typed: bool) -> str:
         if typed:
-            return ", ".join(f"{types[x]}*" if writes and wanted.get(x) else "Absent" for x in chosen)
-        return ", ".join(f"{x}_gradients" if writes and wanted.get(x) else "Absent{}" for x in chosen)
+            return ", ".join(f"{types[x]}*" if writes and wanted.get(x) else "Absent" for x in operands)
+        return ", ".join(f"{x}_gradients" if writes and wanted.get(x) else "Absent{}" for x in operands)
 
-    def sources(chosen: Sequence[str], typed: bool) -> str:
-        return ", ".join(f"const {types[x]}*" if typed else f"{x}_" for x in chosen)
+    def sources(operands: Sequence[str], typed: bool) -> str:
+        return ", ".join(f"const {types[x]}*" if typed else f"{x}_" for x in operands)
 
     streams = 2 * len(vectors + labels) + 2
     numbers = ", ".join(f"{x}_" for x in _parameters(kernel))

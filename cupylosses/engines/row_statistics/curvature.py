@@ -24,7 +24,7 @@ def curved_pairs(loss: StatisticsLoss, flags: tuple[int, ...], norm: str, weight
             known[name] = joined([known[name]], [(0, 0)])
     for name, expression in loss.let.items():
         known[name] = evaluate(expression, known)
-    found = evaluate(loss.value, known)
+    dependence = evaluate(loss.value, known)
     if weighted:
-        found = joined([Dependence(frozenset(["weight"])), found], [(0, 1)])
-    return found.curved
+        dependence = joined([Dependence(frozenset(["weight"])), dependence], [(0, 1)])
+    return dependence.curved

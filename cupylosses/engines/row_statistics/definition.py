@@ -148,11 +148,11 @@ class StatisticsLoss(Definition):
         """Returns the expressions of statistics and norms by name, without those that these choices of flags disable
         (see ``only_with``).
         """
-        every = {**self.statistics, **self.norms}
+        terms = {**self.statistics, **self.norms}
         if flags is None:
-            return every
-        chosen = {x.name for x, i in zip(self.flags, flags, strict=True) if x.choices[i]}
-        return {name: x for name, x in every.items() if self.only_with.get(name) in (None, *chosen)}
+            return terms
+        enabled = {x.name for x, i in zip(self.flags, flags, strict=True) if x.choices[i]}
+        return {name: x for name, x in terms.items() if self.only_with.get(name) in (None, *enabled)}
 
     def norm_of(self, parameters: Sequence[float]) -> str:
         """Returns the kernels' name for the degree of norms of float32: a small integer; "p" for any other degree up to

@@ -55,34 +55,34 @@ class DistanceLoss(StatisticsLoss):
                 f"{self.name}: `distance_function` must be a function of two arrays, or None for the Euclidean "
                 f"distance, got {function!r}."
             )
-        given = dict(zip(self.setting_names[1:], settings[1:], strict=True))
+        arguments = dict(zip(self.setting_names[1:], settings[1:], strict=True))
         served: Definition
         known = self._known(function, arrays[0])
         if known is not None:
             served, options = known
-            given |= options
+            arguments |= options
         else:
-            swap = bool(given["swap"])
+            swap = bool(arguments["swap"])
             served = self.composed[1 if swap else 0]
-            if given["feature_dim"] != -1:
+            if arguments["feature_dim"] != -1:
                 raise ValueError(
                     f"{self.name}: `feature_dim` must be -1 with a `distance_function` of your own, got "
-                    f"{given['feature_dim']}. The function decides which dimension it sums over."
+                    f"{arguments['feature_dim']}. The function decides which dimension it sums over."
                 )
             arrays = (*self._distances(function, arrays[:3], swap), *arrays[3:])
-        return served, arrays, tuple([given.get(x, default) for x, default in _defaults(served)])
+        return served, arrays, tuple([arguments.get(x, default) for x, default in _defaults(served)])
 
     def _distances(self, function: Callable[..., Any], vectors: tuple[Any, ...], swap: bool) -> list[Any]:
         anchor, positive, negative = vectors
         pairs = [(anchor, positive), (anchor, negative), *[(positive, negative)] * swap]
-        found = [function(x, y) for x, y in pairs]
-        for x in found:
+        distances = [function(x, y) for x, y in pairs]
+        for x in distances:
             if interop.kind(x) == "unknown":
                 raise TypeError(
                     f"{self.name}: `distance_function` must return an array, got {type(x).__name__}. Return one "
                     "distance per pair."
                 )
-        return found
+        return distances
 
     def _known(self, function: Any, array: Any) -> tuple[StatisticsLoss, dict[str, Any]] | None:
         """Returns the fused definition and the options of a function, or None if the function is unknown. Functions are

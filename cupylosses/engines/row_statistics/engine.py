@@ -68,7 +68,7 @@ def _checked_settings(
     reduction, *options, feature_dim, out_dtype = settings
     reduction = checks.reduction(loss, reduction)
     scalars = tuple([checks.parameter(loss, s, x) for s, x in zip(loss.parameters, options, strict=False)])
-    chosen = options[len(loss.parameters) :]
+    choices = options[len(loss.parameters) :]
     static = Static(
         reduction,
         row_checks.feature_dimension(loss, feature_dim, rank),
@@ -76,9 +76,9 @@ def _checked_settings(
         masked,
         None if out_dtype is None else checks.out_dtype(loss, out_dtype),
         normalized,
-        tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, chosen, strict=True)]),
+        tuple([checks.flag(loss, s, x) for s, x in zip(loss.flags, choices, strict=True)]),
         loss.norm_of(scalars),
-        any([x.name == "keepdim" and bool(given) for x, given in zip(loss.flags, chosen, strict=True)]),
+        any([x.name == "keepdim" and bool(choice) for x, choice in zip(loss.flags, choices, strict=True)]),
     )
     return static, scalars
 
@@ -171,24 +171,24 @@ class StatisticsEngine(Engine):
         gradients are written, half of that is enough.
         """
         if call.static.has_tangent:
-            found = _copies_along(call, tensors) | self._sparse_along(call, tensors, machine)
+            copies = _copies_along(call, tensors) | self._sparse_along(call, tensors, machine)
         else:
-            found = self._copies_apart(call, tensors, machine, writes)
-        if not found:
-            return found
+            copies = self._copies_apart(call, tensors, machine, writes)
+        if not copies:
+            return copies
         plan = StatisticsPlan(self, call, tensors, self.promoted(call), machine)
         few = ALONG_OPERANDS if call.static.has_tangent else FEW_OPERANDS
         least = SECTOR_BYTES if plan.read > few else SECTOR_BYTES // 2
         if not (writes or call.static.has_tangent):
             least //= 2
-        return {i: strides for i, strides in found.items() if plan.bytes_at_once(i) < least}
+        return {i: strides for i, strides in copies.items() if plan.bytes_at_once(i) < least}
 
     def _copies_apart(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> dict[int, tuple[int, ...]]:
         """Returns the operands with strided features for which a copy is faster than reading single elements."""
         loss: Any = call.loss
-        found, twice = dict[int, tuple[int, ...]](), writes and call.static.reduction == "none"
+        copies, twice = dict[int, tuple[int, ...]](), writes and call.static.reduction == "none"
         alone = writes and self._takes_rows_alone(call, tensors, machine)
         for i in loss.vector_slots:
             x = tensors[i]
@@ -204,8 +204,8 @@ class StatisticsEngine(Engine):
             tiles = relayout.tiles(x.shape, x.strides, strides, ITEMSIZE[x.dtype], x.misalignment)
             tiled = tiles is not None and min(tiles.sides) * ITEMSIZE[x.dtype] >= TILED_BYTES
             if sparse or short or written or tiled:
-                found[i] = strides
-        return found
+                copies[i] = strides
+        return copies
 
     def _sparse_along(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine
@@ -213,16 +213,16 @@ class StatisticsEngine(Engine):
         """Returns the 16-bit operands and tangents with strided features whose rows are too long for a cluster, and
         therefore are read twice. With shorter rows or wider elements, a copy is slower.
         """
-        found = {}
+        copies = {}
         for i, dim in _vectors_along(call, tensors):
             x = tensors[i]
             sparse = x.strides[dim] >= SPARSE_STEP and 0 not in x.strides and 1 not in x.strides
             if ITEMSIZE[x.dtype] == PAIRED_BYTES and sparse and prod(x.shape) >= SPARSE_ELEMENTS:
-                found[i] = classes_last(x.shape, dim)
-        if not found:
+                copies[i] = classes_last(x.shape, dim)
+        if not copies:
             return {}
         plan = StatisticsPlan(self, call, tensors, self.promoted(call), machine)
-        return found if plan.has_kernels and plan.layout.parts > MAX_PARTS else {}
+        return copies if plan.has_kernels and plan.layout.parts > MAX_PARTS else {}
 
     def _takes_rows_alone(self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine) -> bool:
         """True if one lane (or two, with 16-bit elements) processes a row of more than FEW_VECTORS vectors, of more
@@ -272,13 +272,13 @@ class StatisticsEngine(Engine):
             # The divisor is summed over weight and mask before they broadcast to the rows. ``factor`` accounts for the
             # number of rows that share an element.
             weighs = static.weighs_mean and static.weight == "array"
-            chosen = [*[call.arrays[weight]] * weighs, *[call.arrays[-1]] * static.masked]
+            operands = [*[call.arrays[weight]] * weighs, *[call.arrays[-1]] * static.masked]
             counted = counting(weighs, static.masked)
-            size = prod(pointwise_checks.broadcast(counted, [tuple(x.shape) for x in chosen]))
+            size = prod(pointwise_checks.broadcast(counted, [tuple(x.shape) for x in operands]))
             factor = (prod(rows) / size if size else 1.0) * (
                 call.scalars[-1] if static.weighs_mean and not weighs else 1.0
             )
-            calls.append(Call(counted, tuple(chosen), PointwiseStatic("sum", None, "float64")))
+            calls.append(Call(counted, tuple(operands), PointwiseStatic("sum", None, "float64")))
 
         def below(values: list[Any]) -> Any:
             if len(values) > 1:
@@ -358,11 +358,11 @@ class StatisticsEngine(Engine):
         full = tuple(shapes[0])
         dim = row_checks.feature_dimension(loss, options.get("feature_dim", -1), len(full))
         rows = row_checks.without(full, dim)
-        found = {"weight": (dtypes[0], rows), "mask": ("bool", rows), "normalizer": ("float64", ())}
+        arrays = {"weight": (dtypes[0], rows), "mask": ("bool", rows), "normalizer": ("float64", ())}
         for i, x in enumerate(loss.operands):
             dtype = dtypes[min(i, len(dtypes) - 1)]
-            found[x.name] = dtype, tuple(shapes[min(i, len(shapes) - 1)]) if x.name in vectors else rows
-        return found
+            arrays[x.name] = dtype, tuple(shapes[min(i, len(shapes) - 1)]) if x.name in vectors else rows
+        return arrays
 
     def trained(self, call: Call) -> Wanted:
         """True for the operands with features; labels, weight and mask are not trained."""
@@ -419,12 +419,12 @@ def _copies_along(call: Call, tensors: tuple[TensorSpec, ...]) -> dict[int, tupl
     """Returns the operands and tangents of a derivative along tangents that consist of interleaved long rows and are
     read from copies, with the strides of these.
     """
-    found = {}
+    copies = {}
     for i, dim in _vectors_along(call, tensors):
         x = tensors[i]
         if 1 not in x.strides or 0 in x.strides or prod(x.shape) < SHORT_ELEMENTS:
             continue
         step = x.strides[dim]
         if step >= SHORT_STEP_ALONG and step * ITEMSIZE[x.dtype] >= SHORT_BYTES_ALONG:
-            found[i] = classes_last(x.shape, dim)
-    return found
+            copies[i] = classes_last(x.shape, dim)
+    return copies

@@ -306,7 +306,7 @@ def layout(
     count = features // vec_size
     width = power_of_two(max(1, -(-count // (FEW_VECTORS * narrower))))
     ahead = min(value_ahead, BATCH * narrower)
-    parts = cluster = taken = 1
+    parts = cluster = part_rounds = 1
     if row <= WARP_BYTES:
         kind, threads, width = "lanes", LANE_THREADS, min(width, WARP)
         # In a short row, a lane may have fewer vectors than it could have in flight.
@@ -330,7 +330,7 @@ def layout(
         threads = team if clusters else min(team * parts, SHARING_THREADS if along else MAX_BLOCK_THREADS)
         width = threads * cluster
         value_ahead = value_ahead if cluster > 1 else ahead
-        taken = team * parts // width
+        part_rounds = team * parts // width
     at_once, most = threads * cluster // width, SHORT_CHUNKS if width <= FEW_LANES else CHUNKS
     if kind == "lanes" and vec_size == 1 and width == WARP and largest >= KEPT_BYTES and read > COPIED_OPERANDS:
         most *= 2
@@ -342,7 +342,7 @@ def layout(
     neighbours = tuple([sizes[0] if x[0] == 1 else 1 for x in strides])
     # Shared memory has space for whole batches of each thread.
     each = threads * (row // count)
-    shared = -(-count // (width * taken * ahead)) * ahead * taken * each
+    shared = -(-count // (width * part_rounds * ahead)) * ahead * part_rounds * each
     held, kept = shared <= room, 0
     all_read = (1 << read) - 1
     whole_elements = wide & all_read == all_read and min(sizes_of_elements) >= KEPT_BYTES
@@ -350,7 +350,7 @@ def layout(
     copied = copied and (kind == "lanes" if narrower > 1 else kind == "block" and read <= COPIED_OPERANDS)
     apart = None
     if parts > MAX_PARTS and rounds == 1:
-        part_threads = min(max(width * taken // parts, MIN_BLOCK_THREADS), MAX_BLOCK_THREADS)
+        part_threads = min(max(width * part_rounds // parts, MIN_BLOCK_THREADS), MAX_BLOCK_THREADS)
         if split:
             most = min(AHEAD_BYTES // largest, PART_NUMBERS) // (read * vec_size)
             apart = Parts(part_threads, min(power_of_two(most + 1) // 2, MAX_AHEAD) or 1)
@@ -363,7 +363,7 @@ def layout(
     if not held:
         ahead = apart.ahead if apart and split else min((BATCH if along else LONG_AHEAD) * narrower, MAX_AHEAD)
         value_ahead = _ahead(AHEAD_BYTES if along or split else LONG_AHEAD_BYTES, read, narrower)
-        kept = min(room, LONG_ROOM) // (ahead * each) * ahead if taken == 1 else 0
+        kept = min(room, LONG_ROOM) // (ahead * each) * ahead if part_rounds == 1 else 0
         shared = kept * each
     most_words = REGISTER_WORDS if largest >= KEPT_BYTES else REGISTER_WORDS_NARROW
     short = row <= KEPT_BYTES * (REGISTER_WORDS_ALONG if along else most_words) and rows >= REGISTER_ROWS
@@ -378,7 +378,7 @@ def layout(
         resident = max(1, min(resident, room // (shared + DECLARED_BYTES)) if held else resident)
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
-        shared, resident, ahead, value_ahead, parts, taken, cluster, copied, apart,
+        shared, resident, ahead, value_ahead, parts, part_rounds, cluster, copied, apart,
         parts > MAX_PARTS and rows <= FEW_ROWS, paired, neighbours, in_registers,
     )  # fmt: skip
 

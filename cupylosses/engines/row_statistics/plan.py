@@ -74,8 +74,8 @@ class StatisticsPlan(Plan):
         self._has_tangent = tuple([bool(x) for x in static.has_tangent[: self._operands]])
         #: Positions of the arrays in the order of the kernel's streams: operands with features, followed by their
         #: tangents; then labels, followed by theirs.
-        own = [*range(self._operands), *range(len(named), len(tensors))]
-        self._streams = [i for i in own if self._has_features[i]] + [i for i in own if not self._has_features[i]]
+        slots = [*range(self._operands), *range(len(named), len(tensors))]
+        self._streams = [i for i in slots if self._has_features[i]] + [i for i in slots if not self._has_features[i]]
         self.empty = prod(self.full_shape) == 0 or not self.has_kernels
         self.scalar = static.reduction != "none"
         spec = contiguous(self.result, () if self.scalar else self.rows_shape)
@@ -112,8 +112,8 @@ class StatisticsPlan(Plan):
         """Kernels' name for the degree of the norms. With float64 operands, powers other than squares are summed
         relative to a scale, because they may overflow.
         """
-        found, wide = self.static.norm, "float64" in [self.tensors[i].dtype for i in self.loss.vector_slots]
-        return "shifted" if wide and found not in ("", "1", "2", "scaled", "inf") else found
+        norm, wide = self.static.norm, "float64" in [self.tensors[i].dtype for i in self.loss.vector_slots]
+        return "shifted" if wide and norm not in ("", "1", "2", "scaled", "inf") else norm
 
     @property
     def has_kernels(self) -> bool:
@@ -136,12 +136,12 @@ class StatisticsPlan(Plan):
                 else:
                     full = self.full_shape if self._has_features[i] else self.rows_shape
                     strides = broadcast_strides(lies.shape, lies.strides, full)
-                found = row_layout.RowStream(tuple(strides))
+                stream = row_layout.RowStream(tuple(strides))
                 if self._has_features[i]:
-                    found = row_layout.RowStream(
+                    stream = row_layout.RowStream(
                         row_checks.without(strides, dim), strides[dim], ITEMSIZE[x.dtype], lies.misalignment
                     )
-                (others if written else operands).append(found)
+                (others if written else operands).append(stream)
         mask = operands.pop() if self.static.masked else row_layout.RowStream((0,) * len(self.rows_shape))
         result = row_layout.RowStream(contiguous("float64", self.rows_shape).strides)
         gradients = others[: len(operands)]
@@ -215,8 +215,8 @@ class StatisticsPlan(Plan):
 
     def _launcher(self, stage: str, wanted: Wanted, counted: bool, checks: bool) -> compiler.Launcher:
         """Returns the launcher of a stage: with ``checks``, the launch that checks its gradients in backward."""
-        found = self._launchers.get((stage, wanted, counted, checks))
-        if found is None:
+        launcher = self._launchers.get((stage, wanted, counted, checks))
+        if launcher is None:
             x = self.layout
             kernel = self._kernel(stage, wanted, counted)
             fixed = (x.chunks, x.rows_per_chunk, x.words)
@@ -232,9 +232,9 @@ class StatisticsPlan(Plan):
                     shared = x.apart.shared(kernel.resident)
                 if stage == "values_of_sums":
                     grid, threads = self.rows, WARP
-            found = self.machine.launcher(kernel, grid, threads, fixed, shared)
-            self._launchers[stage, wanted, counted, checks] = found
-        return found
+            launcher = self.machine.launcher(kernel, grid, threads, fixed, shared)
+            self._launchers[stage, wanted, counted, checks] = launcher
+        return launcher
 
     def _kernel(self, stage: str, wanted: Wanted, counted: bool) -> RowKernel:
         x = self.layout
@@ -281,10 +281,10 @@ class StatisticsPlan(Plan):
 
     def _sum(self, slot: int, counted: bool) -> Step:
         """Returns the launches that sum the gradient of the broadcast operand in ``slot``."""
-        found = self._steps.get((slot, counted))
-        if found is None:
-            found = self._steps[slot, counted] = self._summed(slot, counted)
-        return found
+        step = self._steps.get((slot, counted))
+        if step is None:
+            step = self._steps[slot, counted] = self._summed(slot, counted)
+        return step
 
     def _summed(self, slot: int, counted: bool) -> Step:
         dim, x = self.static.feature_dim, self.tensors[slot]
@@ -305,19 +305,19 @@ class StatisticsPlan(Plan):
         # Each array of stored coefficients begins at a multiple of 8 bytes, not of 16: hence the misalignment of 8.
         target = pointwise_layout.Stream(broadcast_strides(x.shape, x.gradient.strides, shape), ITEMSIZE[x.dtype])
         none = pointwise_layout.Stream((0,) * len(shape), 8)
-        found = pointwise_layout.sum_layout(shape, [*(s.strides for s in streams), none.strides], target.strides)
-        found = pointwise_layout.sum_in_vectors(found, [*streams, none], target)
-        many = max(len(found.kept), len(found.reduced)) > 1
+        layout = pointwise_layout.sum_layout(shape, [*(s.strides for s in streams), none.strides], target.strides)
+        layout = pointwise_layout.sum_in_vectors(layout, [*streams, none], target)
+        many = max(len(layout.kept), len(layout.reduced)) > 1
         rank = pointwise_layout.max_rank(len(streams)) if many else 1
-        fixed = (self.rows, *found.arguments(rank, rank))
+        fixed = (self.rows, *layout.arguments(rank, rank))
         static = self.static
         kernel = SumKernel(
             self.loss, static.flags, self.norm, "slices", tuple([t.dtype for t in self.tensors[: self._operands]]),
-            self.result, static.weight, static.masked, slot, found.columns, found.vec_size,
-            found.access[: len(streams)], many, counted, self._has_tangent,
+            self.result, static.weight, static.masked, slot, layout.columns, layout.vec_size,
+            layout.access[: len(streams)], many, counted, self._has_tangent,
         )  # fmt: skip
-        kinds = {"slices": found.tasks * found.warps, "combine": found.outputs}
-        if found.slices == 1:
+        kinds = {"slices": layout.tasks * layout.warps, "combine": layout.outputs}
+        if layout.slices == 1:
             del kinds["combine"]
         of_rows = tuple([i == slot for i in range(len(self.tensors))])
         launchers = [self.launcher("coefficients", of_rows, counted)]
@@ -328,7 +328,7 @@ class StatisticsPlan(Plan):
             )
         labels = sum([not self._has_features[i] for i in self._streams])
         numbers = stored_per_row(self.loss, static.flags, self.norm, labels, self._has_tangent)
-        partials = numbers * self.rows + found.slices * found.outputs
+        partials = numbers * self.rows + layout.slices * layout.outputs
         return Step(tuple(launchers), (slot,), partials)
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:

@@ -29,9 +29,9 @@ def row_values(xp: Any, call: Call) -> Any:
     """Returns the weighted value of each row in float64: 0 for rows that the mask excludes."""
     loss: Any = call.loss
     static = call.static
-    given = arrays_by_name(call)
-    full, rows = row_checks.shapes(loss, static, [tuple(x.shape) for x in given.values()])
-    wide = {name: xp.astype(x, xp.float64, copy=False) for name, x in given.items() if name != "mask"}
+    arrays = arrays_by_name(call)
+    full, rows = row_checks.shapes(loss, static, [tuple(x.shape) for x in arrays.values()])
+    wide = {name: xp.astype(x, xp.float64, copy=False) for name, x in arrays.items() if name != "mask"}
     axis = len(full) + static.feature_dim
     operands = []
     for x in loss.operands:
@@ -48,7 +48,7 @@ def row_values(xp: Any, call: Call) -> Any:
         weight = zero + weight
         used = used & (detached(weight) != 0)
     if static.masked:
-        used = used & given["mask"]
+        used = used & arrays["mask"]
     # Unused rows are replaced before the formula reads them. Masking its result would be too late: their NaN would
     # already have entered the gradient.
     safe = [xp.where(used if x.ndim == len(rows) else used[..., None], x, xp.ones_like(x)) for x in operands]
@@ -61,27 +61,27 @@ def row_values(xp: Any, call: Call) -> Any:
     # must flow to the operands.
     plain = xp.where(used, values, detached(_formula(xp, loss, [*map(detached, operands)], settings)))
     if static.masked:
-        plain = xp.where(given["mask"], plain, zero)
+        plain = xp.where(arrays["mask"], plain, zero)
     return weighted(xp, weight, plain)
 
 
 def divisor(xp: Any, call: Call) -> Any:
     """Returns the divisor of the sum over rows: a number, or an array without dimensions."""
     loss: Any = call.loss
-    static, given = call.static, arrays_by_name(call)
+    static, arrays = call.static, arrays_by_name(call)
     if call.normalizer is not None:
         return call.normalizer
-    _, rows = row_checks.shapes(loss, static, [tuple(x.shape) for x in given.values()])
+    _, rows = row_checks.shapes(loss, static, [tuple(x.shape) for x in arrays.values()])
     if not static.counted:
-        found = float64_scalar(xp, given[loss.operands[0].name], constant_divisor(static, rows))
-        return found * call.scalars[-1] if static.weighs_mean else found
+        constant = float64_scalar(xp, arrays[loss.operands[0].name], constant_divisor(static, rows))
+        return constant * call.scalars[-1] if static.weighs_mean else constant
     weight = call.scalars[-1] if static.weighs_mean and static.weight == "number" else 1.0
     if static.weighs_mean and static.weight == "array":
-        counted = xp.broadcast_to(xp.astype(given["weight"], xp.float64), rows)
+        counted = xp.broadcast_to(xp.astype(arrays["weight"], xp.float64), rows)
         if static.masked:
-            counted = xp.where(given["mask"], counted, xp.zeros_like(counted))
+            counted = xp.where(arrays["mask"], counted, xp.zeros_like(counted))
     else:
-        counted = xp.broadcast_to(xp.astype(given["mask"], xp.float64), rows)
+        counted = xp.broadcast_to(xp.astype(arrays["mask"], xp.float64), rows)
     return xp.sum(counted) * weight
 
 

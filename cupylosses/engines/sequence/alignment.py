@@ -118,8 +118,8 @@ class AlignmentEngine(SequenceFunctionEngine):
 
     def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
         dtype, of_frames = self.promoted(call), tuple(call.arrays[0].shape[:-1])
-        found = [row_major(dtype, sizes_of(call).samples)]
-        return found + [row_major(x, of_frames) for x in ("int64", "int64", dtype)]
+        scores = [row_major(dtype, sizes_of(call).samples)]
+        return scores + [row_major(x, of_frames) for x in ("int64", "int64", dtype)]
 
 
 def _best_paths(xp: Any, samples: sequence_reference.Samples, blank: int) -> tuple[Any, Any, Any, Any]:
@@ -140,8 +140,8 @@ def _best_paths(xp: Any, samples: sequence_reference.Samples, blank: int) -> tup
         for by in (1, 2):
             arriving = xp.where(s < by, nothing, xp.roll(score, by, axis=1))
             arriving = arriving if by == 1 else xp.where(skips, arriving, nothing)
-            taken = better(arriving, best)
-            best, steps = xp.where(taken, arriving, best), xp.where(taken, xp.full_like(steps, by), steps)
+            improves = better(arriving, best)
+            best, steps = xp.where(improves, arriving, best), xp.where(improves, xp.full_like(steps, by), steps)
         now = inside[t, ...][:, None]
         emission = xp.take_along_axis(x[t, ...], states, axis=1)
         reached = xp.where((best == -inf) | (emission == -inf), nothing, best + emission)
@@ -154,7 +154,7 @@ def _best_paths(xp: Any, samples: sequence_reference.Samples, blank: int) -> tup
     total = xp.where(better(blanks, ends), blanks, ends)[:, 0]
     total = xp.where(samples.too_long, xp.full_like(total, -inf), total)
     total = xp.where(samples.used & samples.bad, xp.full_like(total, nan), total)
-    found = inside & (total > -inf)[None, :]
+    aligned = inside & (total > -inf)[None, :]
     path = []
     for steps in reversed(came):
         path.append(at[:, 0])
@@ -166,9 +166,9 @@ def _best_paths(xp: Any, samples: sequence_reference.Samples, blank: int) -> tup
     classes = xp.stack([xp.take_along_axis(states, p[:, None], axis=1)[:, 0] for p in along])
     log_probs = xp.take_along_axis(x, classes[..., None], axis=2)[..., 0]
     none = xp.full_like(along, -1)
-    labels = xp.where(found, classes, none)
-    positions = xp.where(found & (along % 2 == 1), along // 2, none)
-    return labels, positions, xp.where(found, log_probs, xp.zeros_like(log_probs)), total
+    labels = xp.where(aligned, classes, none)
+    positions = xp.where(aligned & (along % 2 == 1), along // 2, none)
+    return labels, positions, xp.where(aligned, log_probs, xp.zeros_like(log_probs)), total
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -258,9 +258,9 @@ class AlignmentPlan(SequencePlan):
         launch, sweeps = self._align
         score = device.empty(self.shape, self.strides, self.result)
         memory = self.prepared(device, arrays, 0, int(scalars[-1]))
-        chunks, groups, every = -(-self.sizes.frames // CHUNK), -(-self.most // WARP), self.sizes.every
-        came_from = device.empty((every * groups * chunks * CHUNK * BALLOTS,), (1,), "int32")
-        columns = device.empty((2 * every * self.sizes.frames,), (1,), "float64") if sweeps else None
+        chunks, groups, samples = -(-self.sizes.frames // CHUNK), -(-self.most // WARP), self.sizes.every
+        came_from = device.empty((samples * groups * chunks * CHUNK * BALLOTS,), (1,), "int32")
+        columns = device.empty((2 * samples * self.sizes.frames,), (1,), "float64") if sweeps else None
         workspace = device.address(came_from), 0 if columns is None else device.address(columns)
         read = device.address(arrays[0]), device.address(memory)
         launch(device.stream(), *read, *(auxiliary or self.no_auxiliary), device.address(score), *workspace)

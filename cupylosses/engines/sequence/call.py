@@ -83,9 +83,9 @@ class Sizes(NamedTuple):
 
 def names(loss: Any, static: Static) -> tuple[str, ...]:
     """Returns the names of a call's arrays, without tangents."""
-    found = [x.name for x in loss.operands[:2]]
-    found += [x for x, has in zip(("input_lengths", "target_lengths"), static[7:9], strict=True) if has]
-    return (*found, *["weight"] * static.weighted, *["mask"] * static.masked)
+    array_names = [x.name for x in loss.operands[:2]]
+    array_names += [x for x, has in zip(("input_lengths", "target_lengths"), static[7:9], strict=True) if has]
+    return (*array_names, *["weight"] * static.weighted, *["mask"] * static.masked)
 
 
 def arrays_by_name(call: Call) -> Mapping[str, Any]:
@@ -95,11 +95,11 @@ def arrays_by_name(call: Call) -> Mapping[str, Any]:
 
 def sizes(static: Static, first: Sequence[int], targets: Sequence[int]) -> Sizes:
     """Returns the sizes of a call, from the shapes of its first operand and its targets."""
-    batch, own = tuple(first[: static.batches]), tuple(first[static.batches :])
+    batch, shape = tuple(first[: static.batches]), tuple(first[static.batches :])
     if not static.batched:
-        return Sizes(own[0], own[1], targets[-1], 1, batch)
-    frames, inner = (own[1], own[0]) if static.batch_first else (own[0], own[1])
-    return Sizes(frames, own[2], targets[-1], inner, (*batch, inner))
+        return Sizes(shape[0], shape[1], targets[-1], 1, batch)
+    frames, inner = (shape[1], shape[0]) if static.batch_first else (shape[0], shape[1])
+    return Sizes(frames, shape[2], targets[-1], inner, (*batch, inner))
 
 
 def sizes_of(call: Call) -> Sizes:

@@ -61,11 +61,11 @@ def rank(loss: SequenceLoss, shape: Sequence[int], batch_first: bool) -> None:
 
 def counts(loss: SequenceLoss, name: str, x: Any) -> None:
     """Checks that labels or lengths are integers."""
-    given = dtype_name(x)
-    if given not in COUNTS:
-        what = "Labels" if name == "targets" else "Lengths"
+    dtype = dtype_name(x)
+    if dtype not in COUNTS:
+        noun = "Labels" if name == "targets" else "Lengths"
         raise TypeError(
-            f"{loss.name}: `{name}` must have one of the dtypes {', '.join(COUNTS)}, got {given}. {what} are integers: "
+            f"{loss.name}: `{name}` must have one of the dtypes {', '.join(COUNTS)}, got {dtype}. {noun} are integers: "
             "convert them with `.long()` or `.astype('int64')`."
         )
 
@@ -135,12 +135,12 @@ def known_lengths(
 
 def per_sample(loss: SequenceLoss, name: str, x: Any, samples: Sequence[int]) -> None:
     """Checks the dtype of a weight or mask, that it broadcasts to the samples, and that it is a constant."""
-    shape, given = tuple(x.shape), dtype_name(x)
-    if name == "mask" and given != "bool":
-        raise TypeError(f"{loss.name}: `mask` must be bool, True where a sample counts, got {given}. Pass `mask != 0`.")
-    if name == "weight" and given not in FLOATING:
+    shape, dtype = tuple(x.shape), dtype_name(x)
+    if name == "mask" and dtype != "bool":
+        raise TypeError(f"{loss.name}: `mask` must be bool, True where a sample counts, got {dtype}. Pass `mask != 0`.")
+    if name == "weight" and dtype not in FLOATING:
         raise TypeError(
-            f"{loss.name}: `weight` must have one of the dtypes {', '.join(FLOATING)}, got {given}. Convert it with "
+            f"{loss.name}: `weight` must have one of the dtypes {', '.join(FLOATING)}, got {dtype}. Convert it with "
             "`.to(torch.float32)` or `.astype('float32')`."
         )
     if getattr(x, "requires_grad", False):
@@ -184,10 +184,10 @@ def bad_length(loss: SequenceLoss, name: str, sample: int, value: int, most: int
     )
 
 
-def no_derivative(loss: Definition, what: str) -> NotImplementedError:
+def no_derivative(loss: Definition, derivatives: str) -> NotImplementedError:
     """Returns the error for derivatives of a gradient that is not the gradient of the loss."""
     return NotImplementedError(
-        f"{loss.name}: gradient='logits' has no {what}, since it is not the gradient of the loss. Use "
+        f"{loss.name}: gradient='logits' has no {derivatives}, since it is not the gradient of the loss. Use "
         "gradient='log_probs', or `ctc_loss_with_logits`."
     )
 

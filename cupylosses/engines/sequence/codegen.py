@@ -107,11 +107,11 @@ class SequenceKernel(Kernel):
         memory, lattice = "char* memory", f"{compute}* lattice"
         divisor = ["double multiple", "const double* count"]
         x, grad_output = f"const {dtype}* x", f"const {result}* grad_output"
-        given = [f"const void* {name}" for name in ("targets", "input_lengths", "target_lengths", "weights")]
-        given += ["const bool* mask", "const double* expected", "SequenceStatus* status"]
+        prepare_inputs = [f"const void* {name}" for name in ("targets", "input_lengths", "target_lengths", "weights")]
+        prepare_inputs += ["const bool* mask", "const double* expected", "SequenceStatus* status"]
         return {
-            "prepare": [*given, memory],
-            "first": [*(given if self.prepares else []), x, memory, lattice, "int* exponents"],
+            "prepare": [*prepare_inputs, memory],
+            "first": [*(prepare_inputs if self.prepares else []), x, memory, lattice, "int* exponents"],
             "second": [x, memory, lattice, "int* exponents"],
             "finish": [memory, *[f"{dtype}* g"] * self.in_parts, f"{result}* values", f"{result}* value", *divisor],
             "gradient": [x, f"{dtype}* g", memory, f"const {lattice}", grad_output, "int64 per_sample",

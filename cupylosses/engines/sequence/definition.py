@@ -60,8 +60,8 @@ class SequenceLoss(Definition):
     @cached_property
     def common(self) -> Mapping[str, Any]:
         first = {"blank": 0, "reduction": "mean", "zero_infinity": False, "batch_first": False}
-        own = {"inplace_backward": False} if self.logits else {"gradient": "log_probs"}
-        return {**first, "weight": None, "mask": None, "normalizer": None, "out_dtype": None, **own,
+        gradient_options = {"inplace_backward": False} if self.logits else {"gradient": "log_probs"}
+        return {**first, "weight": None, "mask": None, "normalizer": None, "out_dtype": None, **gradient_options,
                 "check_targets": "lazy"}  # fmt: skip
 
     @cached_property
@@ -82,8 +82,8 @@ class SequenceLoss(Definition):
 
     @cached_property
     def kept(self) -> dict[str, Any]:
-        own = ["blank", "reduction", "zero_infinity", *(["batch_first"] if self.logits else [])]
-        return {x: self.common[x] for x in own}
+        stored = ["blank", "reduction", "zero_infinity", *(["batch_first"] if self.logits else [])]
+        return {x: self.common[x] for x in stored}
 
     @property
     def keywords(self) -> tuple[str, ...]:

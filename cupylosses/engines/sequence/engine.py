@@ -77,46 +77,49 @@ class SequenceEngine(Engine):
                 raise sequence_checks.needs_lengths(loss)
             given_labels, concatenated = given_labels[None], False
         room = int(given_labels.shape[-1])
-        found = {loss.operands[0].name: x, "targets": given_labels}
-        for name, given, most in (("input_lengths", input_lengths, frames), ("target_lengths", target_lengths, room)):
-            if given is not None:
+        named_arrays = {loss.operands[0].name: x, "targets": given_labels}
+        for name, argument, most in (
+            ("input_lengths", input_lengths, frames),
+            ("target_lengths", target_lengths, room),
+        ):
+            if argument is not None:
                 total = room if concatenated and name == "target_lengths" else None
-                found[name] = _lengths(loss, name, given, x, samples, most, total)
-        for name, given in (("weight", weight), ("mask", mask)):
-            if given is not None:
-                found[name] = _per_sample(loss, name, given, x, samples)
-        placed = interop.placed(x, list(found.values()))
-        found = dict(zip(found, placed, strict=True))
+                named_arrays[name] = _lengths(loss, name, argument, x, samples, most, total)
+        for name, argument in (("weight", weight), ("mask", mask)):
+            if argument is not None:
+                named_arrays[name] = _per_sample(loss, name, argument, x, samples)
+        placed = interop.placed(x, list(named_arrays.values()))
+        named_arrays = dict(zip(named_arrays, placed, strict=True))
         xp = interop.namespace(x)
-        for name in found.keys() & {"weight", "mask"}:
-            if tuple(found[name].shape) != samples:
-                found[name] = xp.broadcast_to(found[name], samples)
+        for name in named_arrays.keys() & {"weight", "mask"}:
+            if tuple(named_arrays[name].shape) != samples:
+                named_arrays[name] = xp.broadcast_to(named_arrays[name], samples)
         static = base._replace(
             batched=batched,
             concatenated=concatenated,
-            input_lengths="input_lengths" in found,
-            target_lengths="target_lengths" in found,
-            weighted="weight" in found,
-            masked="mask" in found,
+            input_lengths="input_lengths" in named_arrays,
+            target_lengths="target_lengths" in named_arrays,
+            weighted="weight" in named_arrays,
+            masked="mask" in named_arrays,
             normalized=normalizer is not None,
         )
         if normalizer is not None:
             normalizer = checks.normalizer(loss, normalizer, static.reduction)
-        return loss, tuple([found[name] for name in names(loss, static)]), static, (), normalizer
+        return loss, tuple([named_arrays[name] for name in names(loss, static)]), static, (), normalizer
 
     def checked(self, loss: SequenceLoss, settings: tuple[Any, ...]) -> Static:
         """Returns the checked settings of a call. `bind` fills in those that depend on its arrays."""
-        given = dict(zip(loss.setting_names, settings, strict=True))
-        out_dtype = given["out_dtype"]
+        options = dict(zip(loss.setting_names, settings, strict=True))
+        out_dtype = options["out_dtype"]
         return Static(
-            reduction=checks.reduction(loss, given["reduction"]),
+            reduction=checks.reduction(loss, options["reduction"]),
             out_dtype=None if out_dtype is None else checks.out_dtype(loss, out_dtype),
-            blank=sequence_checks.integer(loss, "blank", given["blank"]),
-            zero_infinity=sequence_checks.switch(loss, "zero_infinity", given["zero_infinity"]),
-            batch_first=sequence_checks.switch(loss, "batch_first", given["batch_first"]),
-            of_logits=sequence_checks.choice(loss, "gradient", given.get("gradient", "log_probs")) == "logits",
-            inplace=sequence_checks.switch(loss, "inplace_backward", given.get("inplace_backward", False)),
-            check=sequence_checks.choice(loss, "check_targets", given["check_targets"]),
+            blank=sequence_checks.integer(loss, "blank", options["blank"]),
+            zero_infinity=sequence_checks.switch(loss, "zero_infinity", options["zero_infinity"]),
+            batch_first=sequence_checks.switch(loss, "batch_first", options["batch_first"]),
+            of_logits=sequence_checks.choice(loss, "gradient", options.get("gradient", "log_probs")) == "logits",
+            inplace=sequence_checks.switch(loss, "inplace_backward", options.get("inplace_backward", False)),
+            check=sequence_checks.choice(loss, "check_targets", options["check_targets"]),
         )
 
     def names(self, call: Call) -> list[str]:
@@ -143,20 +146,20 @@ class SequenceEngine(Engine):
         batches must form one dimension, in it and in its gradient. All classes of logits are read, so logits with
         non-contiguous classes are copied.
         """
-        found = {}
+        strides = {}
         x, batches, tangent = tensors[0], call.static.batches, len(names(call.loss, call.static))
         for i, y in enumerate(tensors[1:tangent], 1):
             whole = contiguous(y.dtype, y.shape).strides
             if y.strides != whole and 0 not in y.shape:
-                found[i] = whole
+                strides[i] = whole
         loss: Any = call.loss
         apart = loss.logits and not call.static.has_tangent and x.strides[-1] != 1 < x.shape[-1]
         apart = apart and prod(x.shape) >= APART_ELEMENTS and x.shape[-1] not in APART_CLASSES
         if 0 in x.shape:
-            return found
+            return strides
         if apart or not all([_is_even(x.shape, s, batches) for s in (x.strides, x.gradient.strides)]):
-            found[0] = contiguous(x.dtype, x.shape).strides
-        return found
+            strides[0] = contiguous(x.dtype, x.shape).strides
+        return strides
 
     def raise_reported(self, device: Device) -> None:
         labels.raise_reported(device)
@@ -254,11 +257,11 @@ class SequenceEngine(Engine):
         samples = first[0 if options.get("batch_first") else 1 :][:1] if len(first) == 3 else ()
         targets = tuple(shapes[1]) if len(shapes) > 1 else (*samples, max(1, first[-3 if samples else 0] // 4))
         integers = dtypes[-1] if len(dtypes) > 1 else "int64"
-        found: dict[str, tuple[str, tuple[int, ...]]] = dict.fromkeys(
+        specs: dict[str, tuple[str, tuple[int, ...]]] = dict.fromkeys(
             ("input_lengths", "target_lengths"), (integers, samples)
         )
-        found |= {"weight": ("float32", samples), "mask": ("bool", samples), "normalizer": ("float64", ())}
-        return found | {loss.operands[0].name: (dtypes[0], first), "targets": (integers, targets)}
+        specs |= {"weight": ("float32", samples), "mask": ("bool", samples), "normalizer": ("float64", ())}
+        return specs | {loss.operands[0].name: (dtypes[0], first), "targets": (integers, targets)}
 
     # Standing in for torch's functions
 
@@ -289,42 +292,42 @@ def _array(loss: SequenceLoss, name: str, x: Any) -> Any:
 
 
 def _lengths(
-    loss: SequenceLoss, name: str, given: Any, x: Any, samples: tuple[int, ...], most: int, total: int | None
+    loss: SequenceLoss, name: str, lengths: Any, x: Any, samples: tuple[int, ...], most: int, total: int | None
 ) -> Any:
     """Returns lengths as an array in the shape of the samples. Checks the range of those in host memory."""
-    if interop.kind(given) == "unknown":
-        values = [given] if isinstance(given, numbers.Integral) else given
+    if interop.kind(lengths) == "unknown":
+        values = [lengths] if isinstance(lengths, numbers.Integral) else lengths
         if not isinstance(values, (list, tuple)):
-            raise sequence_checks.not_integers(loss, name, given)
-        known = [_length(loss, name, v, given) for v in values]
-        sequence_checks.lengths(loss, name, () if not samples and values is not given else (len(known),),
+            raise sequence_checks.not_integers(loss, name, lengths)
+        known = [_length(loss, name, v, lengths) for v in values]
+        sequence_checks.lengths(loss, name, () if not samples and values is not lengths else (len(known),),
                                 samples[0] if samples else 1, bool(samples))  # fmt: skip
         sequence_checks.known_lengths(loss, name, known, most, total)
         return interop.integers(known, samples)
-    given = _array(loss, name, given)
-    sequence_checks.counts(loss, name, given)
-    sequence_checks.lengths(loss, name, given.shape, samples[0] if samples else 1, bool(samples))
-    values = interop.host_values(given, x)
+    lengths = _array(loss, name, lengths)
+    sequence_checks.counts(loss, name, lengths)
+    sequence_checks.lengths(loss, name, lengths.shape, samples[0] if samples else 1, bool(samples))
+    values = interop.host_values(lengths, x)
     if values is not None:
         sequence_checks.known_lengths(loss, name, values, most, total)
-    return given if tuple(given.shape) == samples else given.reshape(samples)
+    return lengths if tuple(lengths.shape) == samples else lengths.reshape(samples)
 
 
-def _length(loss: SequenceLoss, name: str, value: Any, given: Any) -> int:
+def _length(loss: SequenceLoss, name: str, value: Any, lengths: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise sequence_checks.not_integers(loss, name, given)
+        raise sequence_checks.not_integers(loss, name, lengths)
     return int(value)
 
 
-def _per_sample(loss: SequenceLoss, name: str, given: Any, x: Any, samples: tuple[int, ...]) -> Any:
+def _per_sample(loss: SequenceLoss, name: str, argument: Any, x: Any, samples: tuple[int, ...]) -> Any:
     """Returns a weight or a mask as an array."""
-    if interop.kind(given) == "unknown":
-        if name == "mask" or isinstance(given, bool) or not isinstance(given, numbers.Real):
-            raise checks.not_an_array(loss, name, given)
-        return interop.number(checks.number(loss, name, given))
-    given = _array(loss, name, given)
-    sequence_checks.per_sample(loss, name, given, samples)
-    return given
+    if interop.kind(argument) == "unknown":
+        if name == "mask" or isinstance(argument, bool) or not isinstance(argument, numbers.Real):
+            raise checks.not_an_array(loss, name, argument)
+        return interop.number(checks.number(loss, name, argument))
+    argument = _array(loss, name, argument)
+    sequence_checks.per_sample(loss, name, argument, samples)
+    return argument
 
 
 SEQUENCE = SequenceEngine()

@@ -71,12 +71,12 @@ class SequenceFunctionEngine(SequenceEngine):
         return super().bind(loss, (*arrays, None, None, None), settings)
 
     def checked(self, loss: Any, settings: tuple[Any, ...]) -> Static:
-        given = dict(zip(loss.setting_names, settings, strict=True))
+        options = dict(zip(loss.setting_names, settings, strict=True))
         return Static(
             reduction="none",
-            blank=sequence_checks.integer(loss, "blank", given["blank"]),
-            batch_first=sequence_checks.switch(loss, "batch_first", given["batch_first"]),
-            check=sequence_checks.choice(loss, "check_targets", given["check_targets"]),
+            blank=sequence_checks.integer(loss, "blank", options["blank"]),
+            batch_first=sequence_checks.switch(loss, "batch_first", options["batch_first"]),
+            check=sequence_checks.choice(loss, "check_targets", options["check_targets"]),
         )
 
     def promoted(self, call: Call, zero_d_widens: bool = False) -> str:

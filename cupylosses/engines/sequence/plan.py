@@ -146,18 +146,18 @@ class SequencePlan(CompositePlan):
         self.reports, self.waits = static.check != "off", static.check == "sync"
         self.compute = "float64" if self.input.dtype == "float64" else "float32"
         self.added = SOFTMAX if loss.logits else OF_LOGITS if static.of_logits else PLAIN
-        found = self.sizes
+        call_sizes = self.sizes
         #: Number of positions of all samples, and maximum of one: a target longer than its frames has no alignment.
-        self.positions = found.every * (found.labels + 1)
+        self.positions = call_sizes.every * (call_sizes.labels + 1)
         if static.concatenated:
-            self.positions = found.groups * (found.labels + found.inner)
-        self.most = min(found.labels, found.frames) + 1
+            self.positions = call_sizes.groups * (call_sizes.labels + call_sizes.inner)
+        self.most = min(call_sizes.labels, call_sizes.frames) + 1
         #: Number of blocks that share a direction of a sample, and of numbers that each passes to the next.
-        self.bands, self.column = -(-self.most // BAND), found.frames // 2 + 32
+        self.bands, self.column = -(-self.most // BAND), call_sizes.frames // 2 + 32
         # A block writes gradients of at least one frame per warp.
-        blocks = found.every * (2 * self.bands + -(-found.frames * WARP // THREADS["gradient"]) + 1)
-        fits = max(found.classes, found.frames, found.labels, blocks) < 2**31
-        self.empty = not (found.every and found.frames and fits) or any(static.has_tangent)
+        blocks = call_sizes.every * (2 * self.bands + -(-call_sizes.frames * WARP // THREADS["gradient"]) + 1)
+        fits = max(call_sizes.classes, call_sizes.frames, call_sizes.labels, blocks) < 2**31
+        self.empty = not (call_sizes.every and call_sizes.frames and fits) or any(static.has_tangent)
         self._launchers: dict[Any, compiler.Launcher] = {}
 
     # Memory
@@ -166,17 +166,17 @@ class SequencePlan(CompositePlan):
     def _layout(self) -> tuple[list[int], int]:
         """Byte offsets of the buffers in a call's memory, in the order of ``Buffers``, and the size of the memory."""
         wide = ITEMSIZE[self.compute]
-        found, count = self.sizes, self.positions
-        sums = found.every * found.frames * (2 * wide + 8) if self.added == SOFTMAX else 0
-        columns = 2 * found.every * (self.bands - 1) * self.column * 2 * wide
+        call_sizes, count = self.sizes, self.positions
+        sums = call_sizes.every * call_sizes.frames * (2 * wide + 8) if self.added == SOFTMAX else 0
+        columns = 2 * call_sizes.every * (self.bands - 1) * self.column * 2 * wide
         sized = [
-            32 * found.every,
+            32 * call_sizes.every,
             4 * count,
             4 * count,
-            16 * found.every,
+            16 * call_sizes.every,
             8 * wide * count,
             sums,
-            8 * found.every,
+            8 * call_sizes.every,
             columns,
         ]
         starts, end = [], HEADER
@@ -205,7 +205,7 @@ class SequencePlan(CompositePlan):
     @cached_property
     def shape_words(self) -> list[int]:
         """Words of ``Sequences``."""
-        static, found, loss = self.static, self.sizes, self.loss
+        static, call_sizes, loss = self.static, self.sizes, self.loss
         first, *others = [self.strides_of(x.strides) for x in (self.input, self.written)]
         kinds = [_INTEGERS[self.tensors[1].dtype]]
         kinds += [
@@ -214,18 +214,18 @@ class SequencePlan(CompositePlan):
         ]
         kinds += [_WEIGHTS[self.tensors[self.at["weight"]].dtype] if "weight" in self.at else 0]
         return [
-            found.every, max(found.inner, 1), found.frames, found.classes, found.labels,
+            call_sizes.every, max(call_sizes.inner, 1), call_sizes.frames, call_sizes.classes, call_sizes.labels,
             static.blank, int(static.concatenated), self.positions, *first, *others[0], *kinds,
             int(static.averages_labels), int(static.zero_infinity), self._site(loss), self.bands, self.column,
             *self._layout[0],
         ]  # fmt: skip
 
     def _site(self, loss: Any) -> int:
-        found, concatenated, batched = self.sizes, self.static.concatenated, self.static.batched
-        key = loss.name, found, concatenated, batched
+        call_sizes, concatenated, batched = self.sizes, self.static.concatenated, self.static.batched
+        key = loss.name, call_sizes, concatenated, batched
 
         def label(place: int, value: int, classes: int) -> Exception:
-            position = divmod(place, found.labels) if batched and not concatenated else (place,)
+            position = divmod(place, call_sizes.labels) if batched and not concatenated else (place,)
             return sequence_checks.bad_label(loss, position, value, classes)
 
         def length(name: str) -> Any:
@@ -237,34 +237,34 @@ class SequencePlan(CompositePlan):
     def strides_of(self, strides: Sequence[int]) -> tuple[int, int, int, int]:
         """Returns the strides of batches, samples, frames and classes of an array like the first operand."""
         static, batches = self.static, self.static.batches
-        own = strides[batches:]
+        inner = strides[batches:]
         outer = strides[batches - 1] if batches else 0
         if not static.batched:
-            return outer, 0, own[0], own[1]
-        frame, sample = (own[1], own[0]) if static.batch_first else (own[0], own[1])
-        return outer, sample, frame, own[2]
+            return outer, 0, inner[0], inner[1]
+        frame, sample = (inner[1], inner[0]) if static.batch_first else (inner[0], inner[1])
+        return outer, sample, frame, inner[2]
 
     def _launch(
         self, kind: str, stores: bool = False, finishes: bool = False, verifies: bool = False
     ) -> compiler.Launcher:
         """Returns the launcher of a kernel. With ``verifies`` it most likely exits at once, and has few blocks."""
         key = kind, stores, finishes, verifies
-        found = self._launchers.get(key)
-        if found is None:
-            found = self._launchers[key] = self._make(*key)
-        return found
+        launcher = self._launchers.get(key)
+        if launcher is None:
+            launcher = self._launchers[key] = self._make(*key)
+        return launcher
 
     def _make(self, kind: str, stores: bool, finishes: bool, verifies: bool) -> compiler.Launcher:
-        sized = self.sizes
+        call_sizes = self.sizes
         fixed: list[Any] = [self.shape_words]
-        blocks, threads, shared, roles = sized.every, THREADS[kind], 0, ROLES["first"]
+        blocks, threads, shared, roles = call_sizes.every, THREADS[kind], 0, ROLES["first"]
         if kind == "prepare":
-            words = 2 * sized.every * (self.bands - 1) * self.column * (ITEMSIZE[self.compute] // 4)
+            words = 2 * call_sizes.every * (self.bands - 1) * self.column * (ITEMSIZE[self.compute] // 4)
             blocks += min(-(-words // (4 * threads)), 4 * self.machine.processors)
             fixed += [words]
         if kind in ("first", "second"):
             positions = min(-(-self.most // WARP) * WARP, BAND)
-            blocks = 2 * sized.every * self.bands
+            blocks = 2 * call_sizes.every * self.bands
             # A warp for each kind of posteriors shortens rounds. Many blocks per multiprocessor hide long rounds.
             if kind == "second" and blocks <= MOST_SPLIT * self.machine.processors:
                 roles = ROLES[kind]
@@ -283,17 +283,17 @@ class SequencePlan(CompositePlan):
             # half of all multiprocessors idle.
             processors, resident = self.machine.processors, BLOCKS["first"][self.compute == "float64"]
             spreads = processors < 2 * blocks <= 2 * (resident - 1) * processors
-            fixed += [blocks, -(-blocks // processors) * spreads if kind == "first" else sized.every, share]
-            blocks += readers + sized.every * (kind == "second")
+            fixed += [blocks, -(-blocks // processors) * spreads if kind == "first" else call_sizes.every, share]
+            blocks += readers + call_sizes.every * (kind == "second")
         if kind == "gradient":
             frames = self.gradient_frames(self.input.dtype)
             finishing = finishes and not self.in_parts
-            blocks = sized.every * (self.windows * -(-sized.frames // frames) + finishing)
-            fixed += [sized.every * finishing, frames, int(verifies or not self.in_parts)]
+            blocks = call_sizes.every * (self.windows * -(-call_sizes.frames // frames) + finishing)
+            fixed += [call_sizes.every * finishing, frames, int(verifies or not self.in_parts)]
             shared = self.gradient_shared
         in_parts = self.in_parts and added == SOFTMAX and (kind in ("first", "gradient") or finishes)
         if kind == "finish" and finishes:
-            shares = max(self.machine.processors // sized.every, 1)
+            shares = max(self.machine.processors // call_sizes.every, 1)
             blocks *= shares
             fixed += [shares]
         dtype = "float32" if kind == "prepare" and self.compute == "float32" else self.input.dtype
@@ -367,30 +367,30 @@ class SequencePlan(CompositePlan):
 
     def gradient_frames(self, dtype: str) -> int:
         """Returns the number of frames per block that writes gradients of this dtype."""
-        found = self.sizes
+        call_sizes = self.sizes
         resident = SequenceKernel(self.loss, "gradient", many=self.many, dtype=dtype).resident * self.machine.processors
         if self.many:
             return min(
-                max(found.every * self.windows * found.frames // resident, 1),
+                max(call_sizes.every * self.windows * call_sizes.frames // resident, 1),
                 FRAMES_IN_PARTS[ITEMSIZE[dtype]] if self.in_parts else MOST_FRAMES,
             )
         # A block has the number of rounds for which all waves of blocks take the least time, if starting a block takes
         # as long as a round. In each round, a warp processes several frames of few classes (``write_short_frames``).
-        vectors = found.classes * ITEMSIZE[dtype] // 16
+        vectors = call_sizes.classes * ITEMSIZE[dtype] // 16
         lanes = 8 if vectors <= 16 else 16 if vectors <= 32 else WARP
         frames = min(AT_ONCE * WARP // lanes, SHORT_ROW // ITEMSIZE[self.compute] // (2 * self.most))
         together = THREADS["gradient"] // WARP * max(frames, 1)
 
         def time(rounds: int) -> int:
-            blocks = found.every * -(-found.frames // (together * rounds))
+            blocks = call_sizes.every * -(-call_sizes.frames // (together * rounds))
             return -(-blocks // resident) * (rounds + 1)
 
         return together * min(range(1, 33), key=time)
 
     def _given(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> list[int]:
         """Returns addresses: arrays besides the first operand, the expected ``grad_output``, and the status."""
-        given = "targets", "input_lengths", "target_lengths", "weight", "mask"
-        return [*[device.address(arrays[self.at[x]]) if x in self.at else 0 for x in given], expected, status]
+        array_names = "targets", "input_lengths", "target_lengths", "weight", "mask"
+        return [*[device.address(arrays[self.at[x]]) if x in self.at else 0 for x in array_names], expected, status]
 
     def _memory(self, device: Device) -> Any:
         return device.empty((self._layout[1] // 8,), (1,), "float64")
@@ -398,18 +398,18 @@ class SequencePlan(CompositePlan):
     def prepared(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> Any:
         """Allocates the memory of a call, and prepares its samples."""
         memory = self._memory(device)
-        given = self._given(device, arrays, expected, status)
-        self._launch("prepare")(device.stream(), *given, device.address(memory))
+        addresses = self._given(device, arrays, expected, status)
+        self._launch("prepare")(device.stream(), *addresses, device.address(memory))
         return memory
 
     def walk(self, device: Device, arrays: Sequence[Any], expected: int, status: int) -> tuple[Any, Any]:
         """Launches both halves of the recursion. Returns the memory of the call and the lattice of posteriors."""
-        given = self._given(device, arrays, expected, status) if self.prepares else []
+        addresses = self._given(device, arrays, expected, status) if self.prepares else []
         memory = self._memory(device) if self.prepares else self.prepared(device, arrays, expected, status)
         lattice, exponents = self._lattice(device), self._exponents(device)
         stream = device.stream()
         at = [device.address(x) for x in (arrays[0], memory, lattice, exponents)]
-        self._launch("first", True)(stream, *given, *at)
+        self._launch("first", True)(stream, *addresses, *at)
         self._launch("second")(stream, *at)
         return memory, lattice
 

@@ -40,9 +40,9 @@ class PosteriorFunction(SequenceFunction):
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
-        given = dict(super().common)
-        check = given.pop("check_targets")
-        return {**given, "of": OF[0], "check_targets": check}
+        defaults = dict(super().common)
+        check = defaults.pop("check_targets")
+        return {**defaults, "of": OF[0], "check_targets": check}
 
     @property
     def common_texts(self) -> Mapping[str, str]:
@@ -78,11 +78,11 @@ class PosteriorEngine(SequenceFunctionEngine):
     def bind(
         self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
-        found = super().bind(loss, arrays, settings)
-        static = found[2]
+        parts = super().bind(loss, arrays, settings)
+        static = parts[2]
         if static.by_position and static.concatenated:
-            raise sequence_checks.needs_padding(loss, tuple(found[1][1].shape))
-        return found
+            raise sequence_checks.needs_padding(loss, tuple(parts[1][1].shape))
+        return parts
 
     def checked(self, loss: Any, settings: tuple[Any, ...]) -> Static:
         of = dict(zip(loss.setting_names, settings, strict=True))["of"]
@@ -100,9 +100,9 @@ class PosteriorEngine(SequenceFunctionEngine):
     def reference(self, call: Call, promoted: str, readable: bool = True) -> Any:
         xp = interop.namespace(call.arrays[0])
         samples = sequence_reference.samples(xp, call, readable and call.static.check != "off")
-        found = _posteriors(xp, samples, call.static, sizes_of(call).labels)
+        posteriors = _posteriors(xp, samples, call.static, sizes_of(call).labels)
         shape = result_shape(call.static, tuple(call.arrays[0].shape), sizes_of(call).labels)
-        return xp.astype(in_order(xp, call.static, shape, found), getattr(xp, promoted), copy=False)
+        return xp.astype(in_order(xp, call.static, shape, posteriors), getattr(xp, promoted), copy=False)
 
     def floating(self, call: Call) -> Wanted:
         return tuple([i == 0 for i in range(len(call.arrays))])
@@ -152,26 +152,26 @@ def _posteriors(xp: Any, samples: sequence_reference.Samples, static: Static, ro
     for alpha, emission, now in zip(alphas[::-1], emissions[::-1], within[::-1], strict=True):
         total = xp.where((alpha == -inf) | (beta == -inf), nothing, alpha + beta)
         none = (total == -inf) | (log_z == -inf)[:, None]
-        found = xp.exp(xp.where(none, xp.zeros_like(total), total - log_z[:, None]))
-        posteriors.append(xp.where(none | ~now, xp.zeros_like(found), found))
+        gamma = xp.exp(xp.where(none, xp.zeros_like(total), total - log_z[:, None]))
+        posteriors.append(xp.where(none | ~now, xp.zeros_like(gamma), gamma))
         arriving = with_emission(beta, emission)
         terms = [arriving, moved(arriving, -1), moved(xp.where(skips, arriving, nothing), -2)]
         beta = xp.where(now, sequence_reference.log_sum(xp, xp.stack(terms)), beta)
     if not posteriors:
         return xp.zeros((0, x.shape[1], room + 1), dtype=x.dtype) if static.by_position else x
-    found = xp.stack(posteriors[::-1])
+    gamma = xp.stack(posteriors[::-1])
     broken = inside & (xp.isnan(detached(log_z)) & ~samples.too_long)[None, :]
     broken = broken[..., None]
     spoilt = xp.sum(xp.where(broken, samples.x, xp.zeros_like(x)), axis=(0, 2)) * nan
-    found = xp.where(broken, spoilt[:, None], found)
+    gamma = xp.where(broken, spoilt[:, None], gamma)
     if static.by_position:
-        pairs = xp.reshape(found[..., 1:], (*found.shape[:2], -1, 2))[..., 0]
-        missing = xp.zeros((*found.shape[:2], room - pairs.shape[-1]), dtype=found.dtype, **_device(x))
-        blanks = xp.sum(xp.where(s % 2 == 0, found, xp.zeros_like(found)), axis=-1, keepdims=True)
-        return xp.concat([pairs, missing, xp.where(broken, found[..., :1], blanks)], axis=-1)
+        pairs = xp.reshape(gamma[..., 1:], (*gamma.shape[:2], -1, 2))[..., 0]
+        missing = xp.zeros((*gamma.shape[:2], room - pairs.shape[-1]), dtype=gamma.dtype, **_device(x))
+        blanks = xp.sum(xp.where(s % 2 == 0, gamma, xp.zeros_like(gamma)), axis=-1, keepdims=True)
+        return xp.concat([pairs, missing, xp.where(broken, gamma[..., :1], blanks)], axis=-1)
     classes = xp.arange(x.shape[-1], dtype=states.dtype, **_device(x))
-    chosen = xp.astype(states[..., None] == classes, x.dtype)
-    return xp.stack([xp.matmul(y[:, None, :], chosen)[:, 0, :] for y in found])
+    one_hot = xp.astype(states[..., None] == classes, x.dtype)
+    return xp.stack([xp.matmul(y[:, None, :], one_hot)[:, 0, :] for y in gamma])
 
 
 def _device(x: Any) -> dict[str, Any]:
@@ -261,10 +261,10 @@ class PosteriorPlan(SequencePlan):
             if not self.static.by_position:
                 blocks, shared = blocks * self.windows, self.gradient_shared
             self._write = self.machine.launcher(kernel, blocks, THREADS["gradient"], (self.shape_words, frames), shared)
-        found = device.empty(self.shape, self.strides, self.result)
+        posteriors = device.empty(self.shape, self.strides, self.result)
         memory, lattice = self.walk(device, arrays, 0, int(scalars[-1]))
-        self._write(device.stream(), *[device.address(x) for x in (memory, lattice, found)])
-        return found
+        self._write(device.stream(), *[device.address(x) for x in (memory, lattice, posteriors)])
+        return posteriors
 
     def run_value_and_gradients(self, *_: Any) -> tuple[Any, Any]:
         raise NotImplementedError("derivatives are the formula's")

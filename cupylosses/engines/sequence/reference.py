@@ -35,21 +35,21 @@ def evaluate(call: Call, promoted: str, readable: bool) -> Any:
 
 def divisor(xp: Any, call: Call) -> Any:
     """Returns the divisor of the sum over samples: a number, or an array without dimensions."""
-    given = arrays_by_name(call)
+    arrays = arrays_by_name(call)
     if call.normalizer is not None:
         return call.normalizer
-    found = sizes_of(call)
+    sizes = sizes_of(call)
     if not call.static.counted:
-        return float64_scalar(xp, call.arrays[0], constant_divisor(call.static, found.samples))
-    return xp.sum(xp.astype(xp.broadcast_to(given["mask"], found.samples), xp.float64))
+        return float64_scalar(xp, call.arrays[0], constant_divisor(call.static, sizes.samples))
+    return xp.sum(xp.astype(xp.broadcast_to(arrays["mask"], sizes.samples), xp.float64))
 
 
 def label_counts(xp: Any, call: Call) -> Any:
     """Returns the label counts, at least 1, that `mean` divides losses of samples by, in the shape of the values."""
-    found, given = sizes_of(call), arrays_by_name(call)
-    if "target_lengths" not in given:
-        return max(found.labels, 1)
-    lengths = xp.astype(given["target_lengths"], xp.float64)
+    sizes, arrays = sizes_of(call), arrays_by_name(call)
+    if "target_lengths" not in arrays:
+        return max(sizes.labels, 1)
+    lengths = xp.astype(arrays["target_lengths"], xp.float64)
     return xp.where(lengths < 1, xp.ones_like(lengths), lengths)
 
 
@@ -79,35 +79,35 @@ class Samples(NamedTuple):
 def samples(xp: Any, call: Call, report: bool) -> Samples:
     """Returns the samples of a call. With ``report``, raises for labels or lengths that are out of range."""
     loss, static = call.loss, call.static
-    found, given = sizes_of(call), arrays_by_name(call)
-    x = _frames_first(xp, static, found, given[loss.operands[0].name])
+    sizes, arrays = sizes_of(call), arrays_by_name(call)
+    x = _frames_first(xp, static, sizes, arrays[loss.operands[0].name])
     frames, count, classes = x.shape
     kind = {"dtype": xp.int64, **_device(xp, x)}
 
     def per_sample(name: str, full: int) -> Any:
-        if name not in given:
+        if name not in arrays:
             return xp.full((count,), full, **kind)
-        return xp.reshape(xp.astype(given[name], xp.int64), (count,))
+        return xp.reshape(xp.astype(arrays[name], xp.int64), (count,))
 
     input_lengths = per_sample("input_lengths", frames)
-    target_lengths = per_sample("target_lengths", found.labels)
+    target_lengths = per_sample("target_lengths", sizes.labels)
     used = xp.ones((count,), dtype=xp.bool, **_device(xp, x))
     factor: Any = None
     if static.weighted:
-        factor = xp.reshape(xp.astype(xp.broadcast_to(given["weight"], found.samples), xp.float64), (count,))
+        factor = xp.reshape(xp.astype(xp.broadcast_to(arrays["weight"], sizes.samples), xp.float64), (count,))
         used = factor != 0
     if static.masked:
-        used = used & xp.reshape(xp.broadcast_to(given["mask"], found.samples), (count,))
-    out = (input_lengths < 0) | (input_lengths > frames) | (target_lengths < 0) | (target_lengths > found.labels)
+        used = used & xp.reshape(xp.broadcast_to(arrays["mask"], sizes.samples), (count,))
+    out = (input_lengths < 0) | (input_lengths > frames) | (target_lengths < 0) | (target_lengths > sizes.labels)
     if static.concatenated:
-        groups = xp.reshape(target_lengths, (found.groups, found.inner))
-        uneven = xp.sum(groups, axis=1, keepdims=True) != found.labels
+        groups = xp.reshape(target_lengths, (sizes.groups, sizes.inner))
+        uneven = xp.sum(groups, axis=1, keepdims=True) != sizes.labels
         out = out | xp.reshape(xp.broadcast_to(uneven, groups.shape), (count,))
-    labels = _padded(xp, static, found, given["targets"], xp.where(out, xp.zeros_like(target_lengths), target_lengths))
+    labels = _padded(xp, static, sizes, arrays["targets"], xp.where(out, xp.zeros_like(target_lengths), target_lengths))
     place = xp.arange(labels.shape[1], **kind)[None, :]
     wrong = (place < target_lengths[:, None]) & ((labels < 0) | (labels >= classes) | (labels == static.blank))
     if report:
-        _report(xp, call, found, input_lengths, target_lengths, used & out, wrong & (used & ~out)[:, None], labels)
+        _report(xp, call, sizes, input_lengths, target_lengths, used & out, wrong & (used & ~out)[:, None], labels)
     bad = out | xp.any(wrong, axis=1)
     use = used & ~bad
     zero = xp.zeros_like(target_lengths)
@@ -130,14 +130,14 @@ def sample_values(xp: Any, call: Call, report: bool) -> tuple[Any, Any]:
     ``report`` they raise.
     """
     loss: Any = call.loss
-    static, found, s = call.static, sizes_of(call), samples(xp, call, report)
+    static, sizes, s = call.static, sizes_of(call), samples(xp, call, report)
     values = _losses(xp, loss.logits, static, s.x, s.labels, s.ends, s.lengths, s.inside, s.too_long)
     values = xp.where(s.used & s.bad, xp.full_like(values, float("nan")), values)
     if s.factor is not None:
         values = xp.where(s.used, values, xp.zeros_like(values)) * xp.where(s.used, s.factor, xp.zeros_like(s.factor))
     elif static.masked:
         values = xp.where(s.used, values, xp.zeros_like(values))
-    return xp.reshape(values, found.samples), xp.reshape(s.divides, found.samples)
+    return xp.reshape(values, sizes.samples), xp.reshape(s.divides, sizes.samples)
 
 
 def _losses(
@@ -153,7 +153,7 @@ def _losses(
 ) -> Any:
     """Returns the loss of each sample. Precondition: labels and lengths are valid."""
     low, high = x < -LARGEST, x > LARGEST
-    given, x = x, xp.where(low, xp.full_like(x, -inf), xp.where(high, xp.full_like(x, float("nan")), x))
+    original, x = x, xp.where(low, xp.full_like(x, -inf), xp.where(high, xp.full_like(x, float("nan")), x))
     log_z = _log_alignments(xp, x, labels, ends, lengths, inside, static.blank)
     impossible = too_long | (log_z == -inf)
     values = xp.where(impossible, xp.zeros_like(log_z), -log_z)
@@ -170,13 +170,13 @@ def _losses(
     # A loss that is NaN has a gradient of NaN in all frames that count.
     nan = xp.isnan(detached(values))
     broken = nan[None, :, None] & inside[..., None]
-    total = xp.sum(xp.where(broken, given, xp.zeros_like(given)), axis=(0, 2))
+    total = xp.sum(xp.where(broken, original, xp.zeros_like(original)), axis=(0, 2))
     values = xp.where(nan, total * float("nan"), values)
     if static.of_logits:
         fits = inside & ~(impossible | nan)[None, :]
-        finite = xp.where(fits[..., None] & xp.isfinite(given), given, xp.full_like(given, -inf))
+        finite = xp.where(fits[..., None] & xp.isfinite(original), original, xp.full_like(original, -inf))
         probabilities = detached(xp.exp(finite))
-        added = xp.sum(probabilities * xp.where(finite == -inf, xp.zeros_like(given), finite), axis=(0, 2))
+        added = xp.sum(probabilities * xp.where(finite == -inf, xp.zeros_like(original), finite), axis=(0, 2))
         values = xp.where(impossible | nan, values, with_derivative_of(values, _finite(xp, values) + added))
     return values + 0.0
 
@@ -211,8 +211,8 @@ def states_of(xp: Any, labels: Any, lengths: Any, blank: int) -> tuple[Any, Any]
     s = xp.arange(2 * labels.shape[1] + 1, **_like(xp, labels))[None, :]
     last = 2 * lengths[:, None]
     padded = xp.concat([labels, xp.full_like(last, blank)], axis=1)
-    found = xp.take_along_axis(padded, xp.broadcast_to(s // 2, (labels.shape[0], s.shape[1])), axis=1)
-    states = xp.where((s % 2 == 1) & (s < last), found, xp.full_like(found, blank))
+    state_labels = xp.take_along_axis(padded, xp.broadcast_to(s // 2, (labels.shape[0], s.shape[1])), axis=1)
+    states = xp.where((s % 2 == 1) & (s < last), state_labels, xp.full_like(state_labels, blank))
     return states, (s > 1) & (states != blank) & (states != xp.roll(states, 2, axis=1))
 
 
@@ -225,39 +225,39 @@ def log_sum(xp: Any, terms: Any) -> Any:
     return xp.where(none, largest, base + xp.log(xp.where(none, xp.ones_like(total), total)))
 
 
-def _frames_first(xp: Any, static: Static, found: Sizes, x: Any) -> Any:
+def _frames_first(xp: Any, static: Static, sizes: Sizes, x: Any) -> Any:
     """Returns the first operand in float64 as (T, samples of all batches, C)."""
     x = xp.astype(x, xp.float64, copy=False)
     at = static.batches + int(static.batched and static.batch_first)
     x = xp.permute_dims(x, (at, *[d for d in range(x.ndim) if d != at]))
-    return xp.reshape(x, (found.frames, found.every, found.classes))
+    return xp.reshape(x, (sizes.frames, sizes.every, sizes.classes))
 
 
-def _padded(xp: Any, static: Static, found: Sizes, targets: Any, lengths: Any) -> Any:
+def _padded(xp: Any, static: Static, sizes: Sizes, targets: Any, lengths: Any) -> Any:
     """Returns the targets as int64 of shape (samples, labels).
 
     Concatenated targets are padded or cut off to at most the number of frames: a longer target has no alignment.
     """
     targets = xp.astype(targets, xp.int64)
     if not static.concatenated:
-        return xp.reshape(xp.broadcast_to(targets, (*found.samples, found.labels)), (found.every, found.labels))
-    groups = xp.reshape(targets, (found.groups, found.labels))
-    most = min(found.labels, found.frames)
-    ends = xp.cumulative_sum(xp.reshape(lengths, (found.groups, found.inner)), axis=1)
+        return xp.reshape(xp.broadcast_to(targets, (*sizes.samples, sizes.labels)), (sizes.every, sizes.labels))
+    groups = xp.reshape(targets, (sizes.groups, sizes.labels))
+    most = min(sizes.labels, sizes.frames)
+    ends = xp.cumulative_sum(xp.reshape(lengths, (sizes.groups, sizes.inner)), axis=1)
     starts = xp.reshape(ends, (-1,)) - lengths
     at = starts[:, None] + xp.arange(most, **_like(xp, targets))[None, :]
-    limit = xp.full_like(at, max(found.labels - 1, 0))
+    limit = xp.full_like(at, max(sizes.labels - 1, 0))
     at = xp.where(at > limit, limit, at)
-    rows = xp.reshape(at, (found.groups, found.inner * most))
-    if not found.labels:
-        return xp.reshape(rows, (found.every, most))
-    return xp.reshape(xp.take_along_axis(groups, rows, axis=1), (found.every, most))
+    rows = xp.reshape(at, (sizes.groups, sizes.inner * most))
+    if not sizes.labels:
+        return xp.reshape(rows, (sizes.every, most))
+    return xp.reshape(xp.take_along_axis(groups, rows, axis=1), (sizes.every, most))
 
 
 def _report(
     xp: Any,
     call: Call,
-    found: Sizes,
+    sizes: Sizes,
     input_lengths: Any,
     target_lengths: Any,
     out: Any,
@@ -268,12 +268,12 @@ def _report(
     loss: Any = call.loss
     if bool(xp.any(out)):
         n = int(xp.argmax(xp.astype(out, xp.int64)))
-        if not 0 <= int(input_lengths[n]) <= found.frames:
-            raise sequence_checks.bad_length(loss, "input_lengths", n, int(input_lengths[n]), found.frames)
-        if not 0 <= int(target_lengths[n]) <= found.labels:
-            raise sequence_checks.bad_length(loss, "target_lengths", n, int(target_lengths[n]), found.labels)
-        group = target_lengths[n - n % found.inner : n - n % found.inner + found.inner]
-        raise sequence_checks.bad_length(loss, "sum", n, int(xp.sum(group)), found.labels)
+        if not 0 <= int(input_lengths[n]) <= sizes.frames:
+            raise sequence_checks.bad_length(loss, "input_lengths", n, int(input_lengths[n]), sizes.frames)
+        if not 0 <= int(target_lengths[n]) <= sizes.labels:
+            raise sequence_checks.bad_length(loss, "target_lengths", n, int(target_lengths[n]), sizes.labels)
+        group = target_lengths[n - n % sizes.inner : n - n % sizes.inner + sizes.inner]
+        raise sequence_checks.bad_length(loss, "sum", n, int(xp.sum(group)), sizes.labels)
     if bool(xp.any(wrong)):
         first = int(xp.argmax(xp.reshape(xp.astype(wrong, xp.int64), (-1,))))
         n, place = divmod(first, labels.shape[1])
@@ -282,7 +282,7 @@ def _report(
             position = (int(xp.sum(target_lengths[:n])) + place,)
         elif not call.static.batched:
             position = (place,)
-        raise sequence_checks.bad_label(loss, position, int(labels[n, place]), found.classes)
+        raise sequence_checks.bad_label(loss, position, int(labels[n, place]), sizes.classes)
 
 
 def _device(xp: Any, x: Any) -> dict[str, Any]:

@@ -68,11 +68,11 @@ class Rows:
         assert isinstance(loss, SoftmaxLoss) and isinstance(static, Static)
         self.loss, self.static, self.normalizer = loss, static, call.normalizer
         first, second, *others = call.arrays
-        rest = iter(others)
+        remaining = iter(others)
         self.operands: tuple[Any, Any] = first, second
-        self.weight: Any = next(rest) if static.weighted else None
-        self.mask: Any = next(rest) if static.masked else None
-        self.tangents: tuple[Any, ...] = tuple(rest)
+        self.weight: Any = next(remaining) if static.weighted else None
+        self.mask: Any = next(remaining) if static.masked else None
+        self.tangents: tuple[Any, ...] = tuple(remaining)
         self.kind, self.class_dim, self.reduction = static.kind, static.class_dim, static.reduction
         self.ignore_index, self.out_dtype = static.ignore_index, static.out_dtype
         *parameters, self.scale, self.softcap = call.scalars or (*[x.default for x in loss.parameters], 1.0, 0.0)
@@ -86,9 +86,9 @@ class Rows:
     @property
     def names(self) -> list[str]:
         """Names of the arrays."""
-        found = [x.name for x in self.loss.operands]
-        found += [str(self.loss.weights)] if self.static.weighted else []
-        return found + ["mask"] if self.static.masked else found
+        names = [x.name for x in self.loss.operands]
+        names += [str(self.loss.weights)] if self.static.weighted else []
+        return names + ["mask"] if self.static.masked else names
 
     @property
     def arrays(self) -> dict[str, Any]:

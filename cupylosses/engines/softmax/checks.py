@@ -56,13 +56,13 @@ def softcap(loss: SoftmaxLoss, value: Any) -> float:
     return 0.0 if value is None else scale(loss, "softcap", value)
 
 
-def ignore_index(loss: SoftmaxLoss, value: Any, given: str) -> int:
+def ignore_index(loss: SoftmaxLoss, value: Any, target_kind: str) -> int:
     """Checks the label of ignored rows. Dense targets have none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{loss.name}: `ignore_index` must be an integer, got {value!r}.")
     if not -(2**63) <= int(value) < 2**63:
         raise ValueError(f"{loss.name}: `ignore_index` must fit into 64 bits, as labels do, got {value!r}.")
-    if given != "indices" and value != IGNORED:
+    if target_kind != "indices" and value != IGNORED:
         raise ValueError(
             f"{loss.name}: `ignore_index` needs class indices, got a floating target, which holds probabilities. Leave "
             "rows out with `mask`."
@@ -70,9 +70,9 @@ def ignore_index(loss: SoftmaxLoss, value: Any, given: str) -> int:
     return int(value)
 
 
-def without_probabilities(loss: SoftmaxLoss, given: str, parameters: Sequence[float], accuracy: bool) -> None:
+def without_probabilities(loss: SoftmaxLoss, target_kind: str, parameters: Sequence[float], accuracy: bool) -> None:
     """Raises if dense targets are combined with an argument that only class indices support."""
-    if given == "indices":
+    if target_kind == "indices":
         return
     for spec, value in zip(loss.parameters, parameters, strict=True):
         if spec.name in loss.only_of_indices and value != spec.default:
@@ -105,18 +105,18 @@ def dtypes(call: Rows) -> None:
     """Raises if an array has an unsupported dtype."""
     loss = call.loss
     for name, x in call.arrays.items():
-        given = dtype_name(x)
-        if name == "mask" and given != "bool":
+        dtype = dtype_name(x)
+        if name == "mask" and dtype != "bool":
             raise TypeError(
-                f"{loss.name}: `mask` must be bool, True where a row counts, got {given}. Pass `mask != 0`."
+                f"{loss.name}: `mask` must be bool, True where a row counts, got {dtype}. Pass `mask != 0`."
             )
         labels = x is call.operands[1] and call.kind == "indices"
-        if labels and given not in INTEGER:
+        if labels and dtype not in INTEGER:
             raise TypeError(
-                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(INTEGER)}, got {given}. Class indices "
+                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(INTEGER)}, got {dtype}. Class indices "
                 "are integers: convert them with `.long()` or `.astype('int64')`."
             )
-        if not labels and name != "mask" and given not in FLOATING:
+        if not labels and name != "mask" and dtype not in FLOATING:
             swapped = name == loss.operands[0].name and dtype_name(call.operands[1]) in FLOATING
             hint = (
                 f"Are `{name}` and `{loss.operands[1].name}` swapped?"
@@ -124,7 +124,7 @@ def dtypes(call: Rows) -> None:
                 else "Convert it with `.to(torch.float32)` or `.astype('float32')`."
             )
             raise TypeError(
-                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(FLOATING)}, got {given}. {hint}"
+                f"{loss.name}: `{name}` must have one of the dtypes {', '.join(FLOATING)}, got {dtype}. {hint}"
             )
 
 
@@ -136,17 +136,20 @@ def shapes(call: Rows) -> None:
     """
     loss, rows, classes = call.loss, call.shape, call.classes
     first, second = (x.name for x in loss.operands)
-    shape, given = (tuple(x.shape) for x in call.operands)
-    if call.kind == "indices" and given != rows:
+    shape, target_shape = (tuple(x.shape) for x in call.operands)
+    if call.kind == "indices" and target_shape != rows:
         raise ValueError(
             f"{loss.name}: `{second}` must have the shape of `{first}` without its class dimension {call.class_dim}, "
-            f"{rows}, got `{first}` of shape {shape} and `{second}` of shape {given}. {_hint(call, shape, given)}"
+            f"{rows}, got `{first}` of shape {shape} and `{second}` of shape {target_shape}. "
+            f"{_hint(call, shape, target_shape)}"
         )
-    if call.kind != "indices" and given != shape:
+    if call.kind != "indices" and target_shape != shape:
         hint = "Expand or reshape one of them."
-        if given == rows and "indices" in loss.targets:
+        if target_shape == rows and "indices" in loss.targets:
             hint = "A floating target holds probabilities; convert class indices with `.long()` or `.astype('int64')`."
-        raise ValueError(f"{loss.name}: `{second}` must have the shape of `{first}`, {shape}, got {given}. {hint}")
+        raise ValueError(
+            f"{loss.name}: `{second}` must have the shape of `{first}`, {shape}, got {target_shape}. {hint}"
+        )
     if call.weight is not None and tuple(call.weight.shape) != (classes,):
         raise ValueError(
             f"{loss.name}: `{loss.weights}` must have one number per class, shape ({classes},) for `{first}` of shape "
@@ -159,18 +162,21 @@ def shapes(call: Rows) -> None:
         )
 
 
-def _hint(call: Rows, shape: tuple[int, ...], given: tuple[int, ...]) -> str:
-    if given == shape:
+def _hint(call: Rows, shape: tuple[int, ...], target_shape: tuple[int, ...]) -> str:
+    if target_shape == shape:
         return (
             f"Class indices have no class dimension; pass `{call.loss.operands[1].name}.argmax({call.class_dim})`"
             + (", or convert probabilities with `.float()`." if call.loss.dense == "probabilities" else ".")
         )
-    fits = [d for d in range(len(shape)) if shape[:d] + shape[d + 1 :] == given]
+    fits = [d for d in range(len(shape)) if shape[:d] + shape[d + 1 :] == target_shape]
     if fits:
         d = -1 if len(shape) - 1 in fits else fits[0]
         return f"If the classes are in dimension {d}, pass class_dim={d}."
-    if len(given) == len(shape) and given[: call.class_dim] + given[call.class_dim + 1 :] == call.shape:
-        return f"Drop its dimension of size {given[call.class_dim]} with `.squeeze({call.class_dim})`."
+    if (
+        len(target_shape) == len(shape)
+        and target_shape[: call.class_dim] + target_shape[call.class_dim + 1 :] == call.shape
+    ):
+        return f"Drop its dimension of size {target_shape[call.class_dim]} with `.squeeze({call.class_dim})`."
     return "There is one label per row."
 
 

@@ -312,7 +312,7 @@ class SoftmaxKernel(Kernel):
             auxiliary = [f"{self.number}* lse"]
             if self.indices:
                 auxiliary += ["unsigned char* correct", f"GradCoeffs<{self.number}>* residual"]
-        own = {
+        of_kind = {
             "value": ["double* memory", f"{result}* value"],
             "value_and_gradient": [
                 "double* memory",
@@ -345,7 +345,7 @@ class SoftmaxKernel(Kernel):
             divisor = []
         if self.tallies and self.kind != "value":
             divisor = ["unsigned* missed"]
-        return [*arrays, *gradients, *auxiliary, *own, *scalars, *divisor]
+        return [*arrays, *gradients, *auxiliary, *of_kind, *scalars, *divisor]
 
     def given(self, name: str) -> str:
         """Returns the name of an argument of the entry point, or ``nullptr`` if there is none of this name."""
@@ -612,15 +612,15 @@ class _Indices:
         types = [_dtype(x) for x in (kernel.input, kernel.target, kernel.weight, kernel.mask, kernel.result)]
         types += [_bool(kernel.smoothed), _bool(kernel.capped), *_in_place(kernel)]
         program = f"RowProgram<Loss, Space, {', '.join(types)}>"
-        second, given = kernel.kind == "hvp", kernel.given
-        values, lse, correct, residual = (given(x) for x in ("values", "lse", "correct", "residual"))
+        second, argument = kernel.kind == "hvp", kernel.given
+        values, lse, correct, residual = (argument(x) for x in ("values", "lse", "correct", "residual"))
         stored = [x for x in (values, lse, correct, residual) if x != "nullptr"]
         per_row = " || ".join([f"{x} != nullptr" for x in stored]) or "0"
         rows = [
-            f"Loss{{{_parameters(kernel)}}}, space, {given('input')}, {given('input_gradients')}, target,",
+            f"Loss{{{_parameters(kernel)}}}, space, {argument('input')}, {argument('input_gradients')}, target,",
             f"                        {'weights' if kernel.weight else 'nullptr'},",
             f"                        {'mask' if kernel.mask else 'nullptr'}, {_logit(kernel)},",
-            f"                        ignored, {given('status')}, site, {values}, {lse}, {correct}, {residual},",
+            f"                        ignored, {argument('status')}, site, {values}, {lse}, {correct}, {residual},",
             f"                        {per_row}",
         ]
         if second:
@@ -794,9 +794,9 @@ class _Dense:
     def functors(kernel: SoftmaxKernel) -> str:
         loss, compute = kernel.loss, kernel.number
         second = "log_q" if loss.dense == "logits" else "target"
-        given = {"Term": ("term", ["log_p", second, "weight", "classes"]), "Penalty": ("penalty", ["lse"])}
+        functors = {"Term": ("term", ["log_p", second, "weight", "classes"]), "Penalty": ("penalty", ["lse"])}
         lines = []
-        for functor, (part, names) in given.items():
+        for functor, (part, names) in functors.items():
             expression = loss.expressions.get(part, "0")
             if kernel.plain:
                 part, expression = ("plain", loss.plain[part]) if part == "term" else (part, "0")
@@ -820,15 +820,15 @@ class _Dense:
         types = [_dtype(x) for x in (kernel.input, kernel.target, kernel.weight, kernel.mask, kernel.result)]
         flags = [_bool(x) for x in (kernel.loss.dense == "logits", kernel.capped, *kernel.gradients)]
         program = f"DenseRowProgram<Term, Penalty, Space, {', '.join([*types, *flags, *_in_place(kernel)])}>"
-        second, given, parameters = kernel.kind == "hvp", kernel.given, _parameters(kernel)
-        tangents = f"}}, {given('input_tangent')}, {given('target_tangent')}"
+        second, argument, parameters = kernel.kind == "hvp", kernel.given, _parameters(kernel)
+        tangents = f"}}, {argument('input_tangent')}, {argument('target_tangent')}"
         construct = [
             f"  const Program program{{{'{' * second}Term{{{parameters}}}, Penalty{{{parameters}}}, space,",
-            f"                        {given('input')}, {given('target')},",
-            f"                        {given('input_gradients')}, {given('target_gradients')},",
+            f"                        {argument('input')}, {argument('target')},",
+            f"                        {argument('input_gradients')}, {argument('target_gradients')},",
             f"                        {'weights' if kernel.weight else 'nullptr'},",
             f"                        {'mask' if kernel.mask else 'nullptr'}, {_logit(kernel)},",
-            f"                        {given('values')}, {given('lse')}{tangents * second}}};",
+            f"                        {argument('values')}, {argument('lse')}{tangents * second}}};",
         ]
         moves = ", ".join([_bool(x) for x in (*kernel.has_tangent, kernel.valued)])
         return f"DenseHvpProgram<{program}, {moves}>" if second else program, construct

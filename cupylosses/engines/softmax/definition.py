@@ -153,12 +153,12 @@ class SoftmaxLoss(Definition):
     @cached_property
     def left_out(self) -> Mapping[str, frozenset[str]]:
         """Parameters that must be 0 for the plain row, or the plain term, by kind of target."""
-        found = {}
+        by_kind = {}
         for kind in self.targets:
             mentioned = names_in(self.plain.get(part_of(kind), ""))
             seen = mentioned.union(*[names_in(x) for name, x in self.constants.items() if name in mentioned])
-            found[kind] = frozenset(x.name for x in self.parameters if x.name not in seen)
-        return found
+            by_kind[kind] = frozenset(x.name for x in self.parameters if x.name not in seen)
+        return by_kind
 
     def has_plain(self, kind: str) -> bool:
         """True if rows with this kind of target have a plain expression."""
@@ -167,8 +167,8 @@ class SoftmaxLoss(Definition):
     @cached_property
     def expressions(self) -> Mapping[str, str]:
         """Expressions of the loss, by name."""
-        found = {"row": self.row, "term": self.term, "penalty": self.penalty}
-        return {name: x for name, x in found.items() if x is not None}
+        parts = {"row": self.row, "term": self.term, "penalty": self.penalty}
+        return {name: x for name, x in parts.items() if x is not None}
 
     @cached_property
     def dense(self) -> str | None:
@@ -186,15 +186,15 @@ class SoftmaxLoss(Definition):
         """Parameters without a meaning for dense targets."""
         if self.row is None or self.term is None:
             return ()
-        rest = names_in(" ".join([self.term, self.penalty or "", *self.constants.values()]))
-        return tuple(x.name for x in self.parameters if x.name not in rest)
+        dense_names = names_in(" ".join([self.term, self.penalty or "", *self.constants.values()]))
+        return tuple(x.name for x in self.parameters if x.name not in dense_names)
 
     @property
     def identity(self) -> tuple[Any, ...]:
         formulas = tuple([(name, code_of(x)) for name, x in self.references.items()])
-        own = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags)
+        fields = (self.operands, self.targets, self.expressions, self.constants, self.parameters, self.flags)
         return (
-            *own,
+            *fields,
             self.affine,
             self.balanced,
             *self.plain.items(),
@@ -215,22 +215,22 @@ class SoftmaxLoss(Definition):
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
-        found: dict[str, Any] = {self.weights: None} if self.weights else {}
+        defaults: dict[str, Any] = {self.weights: None} if self.weights else {}
         if self.row:
-            found["ignore_index"] = IGNORED
-        found |= {"reduction": self.reduction, "class_dim": self.class_dim}
+            defaults["ignore_index"] = IGNORED
+        defaults |= {"reduction": self.reduction, "class_dim": self.class_dim}
         if self.scale == "logit_scale":
-            found |= {"softcap": None, "logit_scale": 1.0}
+            defaults |= {"softcap": None, "logit_scale": 1.0}
         elif self.scale:
-            found[self.scale] = 1.0
-        found |= {"mask": None, "normalizer": None, "out_dtype": None}
+            defaults[self.scale] = 1.0
+        defaults |= {"mask": None, "normalizer": None, "out_dtype": None}
         if self.softmax and self.row:
-            found |= {"return_lse": False, "return_accuracy": False}
+            defaults |= {"return_lse": False, "return_accuracy": False}
         if self.softmax:
-            found["inplace_backward"] = False
+            defaults["inplace_backward"] = False
         if self.row:
-            found["check_targets"] = "lazy"
-        return found
+            defaults["check_targets"] = "lazy"
+        return defaults
 
     @property
     def annotations(self) -> Mapping[str, str]:

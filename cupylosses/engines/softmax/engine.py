@@ -61,12 +61,12 @@ class SoftmaxEngine(Engine):
             and (weight is None or known.get(type(weight)) == library)
             and (mask is None or known.get(type(mask)) == library)
         ):
-            given = {x.name: array for x, array in zip(loss.operands, (first, second), strict=True)}
-            given |= {} if weight is None else {str(loss.weights): weight}
-            given |= {} if mask is None else {"mask": mask}
-            found = dict(zip(given, adopted(loss, list(given), list(given.values()))[1], strict=True))
-            first, second = (found[x.name] for x in loss.operands)
-            weight, mask = found.get(str(loss.weights)), found.get("mask")
+            by_name = {x.name: array for x, array in zip(loss.operands, (first, second), strict=True)}
+            by_name |= {} if weight is None else {str(loss.weights): weight}
+            by_name |= {} if mask is None else {"mask": mask}
+            converted = dict(zip(by_name, adopted(loss, list(by_name), list(by_name.values()))[1], strict=True))
+            first, second = (converted[x.name] for x in loss.operands)
+            weight, mask = converted.get(str(loss.weights)), converted.get("mask")
         plain = library == "torch" and normalizer is None and (not legacy or legacy[0] is legacy[1] is None)
         if plain:
             static, scalars = _SETTINGS.find(
@@ -106,28 +106,28 @@ class SoftmaxEngine(Engine):
         """
         static, loss = call.static, call.loss
         assert isinstance(loss, SoftmaxLoss)
-        dim, found = static.class_dim, dict[int, tuple[int, ...]]()
+        dim, copy_strides = static.class_dim, dict[int, tuple[int, ...]]()
         operands = 1 if static.kind == "indices" else 2
         # Without a softmax, only kernels that write gradients process whole rows; second derivatives are 0 or rare.
         if loss.softmax or (writes and not static.has_tangent):
-            found.update(copies(static, tensors, loss, machine.chip, writes > 0))
+            copy_strides.update(copies(static, tensors, loss, machine.chip, writes > 0))
         if static.weighted and tensors[2].strides != (1,) and tensors[2].shape[0] > 1:
-            found[2] = (1,)
+            copy_strides[2] = (1,)
         tangents = len(tensors) - sum(static.has_tangent)
-        rest = iter(range(tangents, len(tensors)))
+        positions = iter(range(tangents, len(tensors)))
         # Tangents must have the strides of the copies, so they are checked only after the operands have been copied.
-        for x, moves in zip(tensors, static.has_tangent if not {0, 1} & {*found} else (), strict=False):
-            if moves and (i := next(rest)) >= 0:
-                own, lies = x.gradient.strides, tensors[i].strides
+        for x, moves in zip(tensors, static.has_tangent if not {0, 1} & {*copy_strides} else (), strict=False):
+            if moves and (i := next(positions)) >= 0:
+                gradient_strides, lies = x.gradient.strides, tensors[i].strides
                 near = lies[dim] in (0, 1) if x.strides[dim] == 1 else 0 in lies or x.lies_as(lies)
-                if not tensors[i].lies_as(own) and (operands == 2 or not near):
-                    found[i] = own
-        return found
+                if not tensors[i].lies_as(gradient_strides) and (operands == 2 or not near):
+                    copy_strides[i] = gradient_strides
+        return copy_strides
 
     def auxiliary_results(self, xp: Any, call: Call, stored: Sequence[Any]) -> list[Any]:
         static = call.static
-        found = [stored[0]] if static.lse else []
-        return [*found, _accuracy(xp, self.rows(call), stored[1])] if static.accuracy else found
+        results = [stored[0]] if static.lse else []
+        return [*results, _accuracy(xp, self.rows(call), stored[1])] if static.accuracy else results
 
     def result(self, call: Call, outputs: Sequence[Any]) -> Any:
         static = call.static
@@ -160,10 +160,10 @@ class SoftmaxEngine(Engine):
     def outputs(self, call: Call, strides: Sequence[tuple[int, ...]], promoted: str) -> list[TensorSpec]:
         static, rows = call.static, self.rows(call).shape
         compute = "float64" if any([checks.dtype_name(x) == "float64" for x in call.arrays[:2]]) else "float32"
-        found = [row_major(static.out_dtype or promoted, rows if static.reduction == "none" else ())]
-        found += [row_major(compute, (*rows, 4))] if self.has_residual(call) else []
-        found += [row_major(compute, rows)] if static.lse else []
-        return found + ([row_major("float32", ())] if static.accuracy else [])
+        specs = [row_major(static.out_dtype or promoted, rows if static.reduction == "none" else ())]
+        specs += [row_major(compute, (*rows, 4))] if self.has_residual(call) else []
+        specs += [row_major(compute, rows)] if static.lse else []
+        return specs + ([row_major("float32", ())] if static.accuracy else [])
 
     def apart(self, call: Call, promoted: str, wanted: Wanted, traced: bool) -> Apart | None:
         """Returns the call as a float64 value per row, so that a batch becomes one more dimension of rows.
@@ -182,8 +182,8 @@ class SoftmaxEngine(Engine):
         )
 
         def finish(xp: Any, values: list[Any]) -> Any:
-            found = values[0]
-            value, lse = (found.loss, found.lse) if static.lse else (found, None)
+            result = values[0]
+            value, lse = (result.loss, result.lse) if static.lse else (result, None)
             if static.reduction != "none":
                 value = divide(xp, xp.sum(value), self.divisor(xp, call))
             value = xp.astype(value, getattr(xp, static.out_dtype or promoted))
@@ -282,11 +282,11 @@ class SoftmaxEngine(Engine):
         target = dtypes[-1] if len(dtypes) > 1 or loss.row is None else "int64"
         kind = softmax_checks.kind(loss, contiguous(target, ()))
         of_target = tuple(shapes[-1]) if len(shapes) > 1 else rows if kind == "indices" else logits
-        found = {"mask": ("bool", rows), "normalizer": ("float64", ())}
+        arguments = {"mask": ("bool", rows), "normalizer": ("float64", ())}
         if loss.weights:
-            found[loss.weights] = dtypes[0], logits[dim : dim + 1]
+            arguments[loss.weights] = dtypes[0], logits[dim : dim + 1]
         first, second = (x.name for x in loss.operands)
-        return found | {first: (dtypes[0], logits), second: (target, of_target)}
+        return arguments | {first: (dtypes[0], logits), second: (target, of_target)}
 
     # Standing in for torch's functions
 
@@ -411,8 +411,8 @@ def _plain_accuracy(xp: Any, rows: Rows, compared: tuple[Any, Any]) -> Any:
     counted = softmax_reference.counted_rows(xp, rows)
     wide = xp.float64 if any([checks.dtype_name(y) == "float64" for y in rows.operands]) else xp.float32
     # Compared after scaling and capping, which may make different logits equal.
-    own, largest = (softmax_reference.logits(xp, rows, z.to(wide)) for z in compared)
-    right = counted.sound & (own == largest)
+    label_logit, largest = (softmax_reference.logits(xp, rows, z.to(wide)) for z in compared)
+    right = counted.sound & (label_logit == largest)
     return (right.sum(dtype=xp.float64) / counted.used.sum()).to(xp.float32)
 
 

@@ -521,10 +521,10 @@ def row_layout(
     shared_well = together and classes > FEW_CLASSES and vec_size * logits.itemsize >= SHIFTED_BYTES
     if shifts and not shared_well and has_small_gaps(rows, classes, (logits, gradients), sizes, strides, heavy):
         return _packed_layout(rows, classes, logits, gradients, sizes, strides, heavy, logits.class_stride)
-    given = rows, classes, logits, gradients, together, sizes, strides, vec_size, chip, heavy
-    found = None if gathers else _in_registers(*given)
-    if found is not None:
-        return found
+    arguments = rows, classes, logits, gradients, together, sizes, strides, vec_size, chip, heavy
+    layout = None if gathers else _in_registers(*arguments)
+    if layout is not None:
+        return layout
     few = LANE_CLASSES if rows <= LANE_ROWS else FEW_CLASSES
     if gathers or (together and classes > few):
         # In long rows, 8-byte elements are faster one by one than shifted.
@@ -636,15 +636,15 @@ def _in_registers(
     forward = size > 2 or (logits.class_stride > 0 and min(strides[0]) >= 0)
     if near and vec_size == 1 and forward and interleaved(rows, classes, sizes, strides, size):
         return _interleaved_layout(rows, classes, logits, gradients, sizes, strides)
-    found = _column_rows(rows, classes, size, vec_size)
-    if not found:
+    lane_rows = _column_rows(rows, classes, size, vec_size)
+    if not lane_rows:
         return None
-    resident, tiles = column_resident(classes, found, size), -(-rows // (WARP * found))
+    resident, tiles = column_resident(classes, lane_rows, size), -(-rows // (WARP * lane_rows))
     light = resident > COLUMN_RESIDENT and rows >= MANY_COLUMNS
     threads, chunks = COLUMN_THREADS, _chunks(tiles, LIGHT_COLUMN_CHUNKS if light else WARP_CHUNKS)
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
-        "columns", found, 1, threads, chunks, threads // WARP, 0, space_rank(rows, sizes), words,
+        "columns", lane_rows, 1, threads, chunks, threads // WARP, 0, space_rank(rows, sizes), words,
         resident=resident, per_thread=classes,
     )  # fmt: skip
 
@@ -1589,10 +1589,10 @@ def second_layout(
     shares = together and vec_size > 1 and directions.class_stride == 1 and kind in ("subwarp", "block")
     if shares and not capped:
         lies = _alike(sizes, [strides[0], strides[1], strides[5]], (logits, gradients, directions))
-        given = rows, classes, sizes, words, vec_size, logits.itemsize, edges, lies < vec_size
-        found = _register_layout(*given, SECOND_LABEL_CLASSES)
-        if found:
-            return found
+        arguments = rows, classes, sizes, words, vec_size, logits.itemsize, edges, lies < vec_size
+        layout = _register_layout(*arguments, SECOND_LABEL_CLASSES)
+        if layout:
+            return layout
     least = SECOND_LABEL_COLUMNS[logits.itemsize]
     if softmax and not (together or capped) and second_in_columns(rows, classes, logits.itemsize, least):
         return _second_column_layout(rows, classes, sizes, words, logits.itemsize, heavy)
@@ -1679,8 +1679,8 @@ def register_second_layout(
     vec_size, edges, shifted = 1, False, False
     if shares:
         of_operands = [strides[0], strides[1], strides[2], strides[5]]
-        given = rows, classes, (*operands, directions), sizes, of_operands
-        if classes <= SECOND_STAGED_CLASSES and _packed_dense(*given, False, 1):
+        arguments = rows, classes, (*operands, directions), sizes, of_operands
+        if classes <= SECOND_STAGED_CLASSES and _packed_dense(*arguments, False, 1):
             return None
         vec_size = min(_second_vector(classes, sizes, strides[1:2], results), 16 // targets.itemsize)
         edges = not _whole(classes, vec_size, results, sizes, strides[1:2])
@@ -1957,8 +1957,8 @@ def _alike(sizes: Sequence[int], strides: Sequence[Sequence[int]], tensors: Sequ
     """
     for vec_size in (x for x in (8, 4, 2) if x <= 16 // max(y.itemsize for y in tensors)):
         phases = {x.misalignment // x.itemsize % vec_size for x in tensors}
-        first, *rest = strides
-        steps = [(a - b) % vec_size for s in rest for a, b, n in zip(first, s, sizes, strict=True) if n > 1]
+        first, *others = strides
+        steps = [(a - b) % vec_size for s in others for a, b, n in zip(first, s, sizes, strict=True) if n > 1]
         if len(phases) == 1 and not any(steps):
             return vec_size
     return 1

@@ -45,9 +45,9 @@ class SoftmaxPlan(Plan):
         self.indices = static.kind == "indices"
         #: Specs of the operands. Those of class weights, mask and tangents follow, if there are any.
         self.input, self.target, *others = tensors
-        rest = iter(others)
-        weight, mask = next(rest) if static.weighted else None, next(rest) if static.masked else None
-        self._tangents = tuple(rest)
+        remaining = iter(others)
+        weight, mask = next(remaining) if static.weighted else None, next(remaining) if static.masked else None
+        self._tangents = tuple(remaining)
         compute = "float64" if promoted == "float64" else "float32"
         self.rows_shape, self.classes = without(self.input.shape, dim), self.input.shape[dim]
         self.rows = prod(self.rows_shape)
@@ -57,8 +57,8 @@ class SoftmaxPlan(Plan):
         if static.has_tangent:
             self.auxiliary = ()
         else:
-            own = (correct if static.accuracy else None, self.residual) if self.indices else ()
-            self.auxiliary = (per_row if static.lse else None, *own)
+            of_indices = (correct if static.accuracy else None, self.residual) if self.indices else ()
+            self.auxiliary = (per_row if static.lse else None, *of_indices)
         super().__init__(engine, call, tensors, promoted, machine)
         loss = self.loss
         self.result = static.out_dtype or promoted
@@ -141,7 +141,7 @@ class SoftmaxPlan(Plan):
     def _index_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:
         x, static, chip = self.input, self.static, self.machine.chip
         size = ITEMSIZE[x.dtype]
-        given = (
+        arguments = (
             self.rows_shape,
             self.classes,
             rows_of(x.strides, static.class_dim, size, x.misalignment),
@@ -153,12 +153,12 @@ class SoftmaxPlan(Plan):
             (tangent,) = self._tangents
             along = rows_of(tangent.strides, static.class_dim, size, tangent.misalignment)
             options = self.loss.softmax, static.smoothed, static.capped
-            return softmax_layout.second_layout(*given, along, *options, chip)
+            return softmax_layout.second_layout(*arguments, along, *options, chip)
         if not self.loss.softmax:
-            return softmax_layout.label_only_layout(*given, chip)
+            return softmax_layout.label_only_layout(*arguments, chip)
         kept = ITEMSIZE[self.compute] if self._once else 0
         heavy, shifts = static.smoothed or static.capped, not x.in_place
-        return softmax_layout.row_layout(*given, chip, kept, heavy, shifts, static.capped)
+        return softmax_layout.row_layout(*arguments, chip, kept, heavy, shifts, static.capped)
 
     def _dense_layout(self, masks: tuple[int, ...], results: tuple[int, ...]) -> softmax_layout.RowLayout:
         tensors = [
@@ -166,7 +166,7 @@ class SoftmaxPlan(Plan):
             for x in (self.input, self.target)
             for strides, misalignment in ((x.strides, x.misalignment), (x.gradient.strides, self.misalignment))
         ]
-        given = self.rows_shape, self.classes, tensors, (masks, results)
+        arguments = self.rows_shape, self.classes, tensors, (masks, results)
         self._labels = (0,) * len(masks), masks
         if self.static.has_tangent:
             along, size = iter(self._tangents), (ITEMSIZE[self.input.dtype], ITEMSIZE[self.target.dtype])
@@ -175,11 +175,11 @@ class SoftmaxPlan(Plan):
                 for n, moves in zip(size, self.static.has_tangent, strict=True)
             ]
             if second_in_registers(self.loss, self.static) and directions[0]:
-                self._second_in_registers = softmax_layout.register_second_layout(*given, directions[0])
-            return softmax_layout.dense_second_layout(*given, directions, self.machine.chip)
+                self._second_in_registers = softmax_layout.register_second_layout(*arguments, directions[0])
+            return softmax_layout.dense_second_layout(*arguments, directions, self.machine.chip)
         affine, capped, shifts = self.loss.affine, self.static.capped, not self.input.in_place
         heavy_terms = has_heavy_terms(self.loss, self.static)
-        return softmax_layout.dense_layout(*given, self.machine.chip, affine, capped, shifts, heavy_terms)
+        return softmax_layout.dense_layout(*arguments, self.machine.chip, affine, capped, shifts, heavy_terms)
 
     def _shared_misalignment(self) -> int:
         """Misalignment that gradients share with the operands; 0 if sharing it does not help.
@@ -199,17 +199,17 @@ class SoftmaxPlan(Plan):
         if not self.misalignment:
             return self
         call = Call(self.loss, (), self.static)
-        given = self.engine, call, self.tensors, self.promoted, self.machine, self._place
-        return SoftmaxPlan(*given, aligns_gradients=True)
+        arguments = self.engine, call, self.tensors, self.promoted, self.machine, self._place
+        return SoftmaxPlan(*arguments, aligns_gradients=True)
 
     # Launches
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         wanted = wanted[:2]
-        found = self._launchers.get((stage, wanted, counted))
-        if found is None:
-            found = self._launchers[stage, wanted, counted] = self._load(stage, wanted, counted)
-        return found
+        launcher = self._launchers.get((stage, wanted, counted))
+        if launcher is None:
+            launcher = self._launchers[stage, wanted, counted] = self._load(stage, wanted, counted)
+        return launcher
 
     def unreduced_step(self, counted: bool) -> Step:
         return Step((self.launcher("unreduced", self.nothing, False),), workspace=self.partials if self._sliced else 0)
@@ -447,12 +447,12 @@ def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chi
     unreduced = static.reduction == "none"
     again, gathers = unreduced and writes, None if unreduced else chip
     shares, room = not (second or static.inplace), softmax_layout.room_of_rows(chip)
-    given = without(shape, dim), shape[dim], rows, len(operands), loss.softmax
+    arguments = without(shape, dim), shape[dim], rows, len(operands), loss.softmax
     registers = second_in_registers(loss, static)
     columns = registers or (second and static.kind == "indices" and not static.capped)
     tile = softmax_layout.room_of_tiles(chip)
     lane = 0 if second else softmax_layout.dense_register_classes("columns", loss.affine, static.capped)
     heavy_terms, heavy = has_heavy_terms(loss, static), static.smoothed or static.capped
     return softmax_layout.copied(
-        *given, shares, gathers, second, room, registers, columns, tile, lane, again, heavy_terms, writes, heavy
+        *arguments, shares, gathers, second, room, registers, columns, tile, lane, again, heavy_terms, writes, heavy
     )

@@ -86,11 +86,11 @@ def _of_indices(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any
     x = _classes_last(xp, call, call.operands[0], sound, wide)
     label = _one_hot(xp, call.classes, rows.labels)
     weights = _weights(xp, call, x)
-    own = xp.sum(xp.where(label, weights, xp.zeros_like(x)), axis=-1, dtype=xp.float64)
+    label_weight = xp.sum(xp.where(label, weights, xp.zeros_like(x)), axis=-1, dtype=xp.float64)
     values = call.values
     if not call.loss.softmax:
         log_p = xp.sum(xp.where(label, x, xp.zeros_like(x)), axis=-1, dtype=xp.float64)
-        cost = call.loss.references["row"](xp, nll=0 - log_p, weight=own, **values)
+        cost = call.loss.references["row"](xp, nll=0 - log_p, weight=label_weight, **values)
         return xp.where(sound, cost, xp.zeros_like(cost)), None, None
     z = logits(xp, call, x)
     s, log_sum, total, lse = log_softmax_parts(xp, z)
@@ -100,7 +100,7 @@ def _of_indices(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any
     used_s = xp.where(weights == 0, zero, s)
     smooth = xp.sum(weights * (xp.zeros_like(s) + 1), axis=-1, dtype=xp.float64) * log_sum
     smooth = (smooth - xp.sum(weights * used_s, axis=-1, dtype=xp.float64)) / call.classes
-    cost = call.loss.references["row"](xp, nll=nll, rest=rest, smooth=smooth, weight=own, **values)
+    cost = call.loss.references["row"](xp, nll=nll, rest=rest, smooth=smooth, weight=label_weight, **values)
     cost = _finish(xp, call, cost, lse, [z], values)
     fixed = detached(z)
     own_logit = xp.sum(xp.where(label, fixed, zero), axis=-1)
@@ -119,13 +119,13 @@ def _of_terms(xp: Any, call: Rows, rows: RowMask, wide: Any) -> tuple[Any, Any, 
     s, log_sum, _, lse = log_softmax_parts(xp, z)
     log_p = s - xp.astype(log_sum, wide)[..., None]
     values = call.values
-    given = {"target": target, "weight": _weights(xp, call, x)}
+    arguments = {"target": target, "weight": _weights(xp, call, x)}
     operands = [z, target]
     if call.kind == "logits":
         operands = [z, logits(xp, call, target)]
         of_target, target_log_sum, _, _ = log_softmax_parts(xp, operands[1])
-        given = {"log_q": of_target - xp.astype(target_log_sum, wide)[..., None]}
-    terms = call.loss.references["term"](xp, log_p=log_p, classes=call.classes, **given, **values)
+        arguments = {"log_q": of_target - xp.astype(target_log_sum, wide)[..., None]}
+    terms = call.loss.references["term"](xp, log_p=log_p, classes=call.classes, **arguments, **values)
     cost = _finish(xp, call, xp.sum(terms, axis=-1, dtype=xp.float64), lse, operands, values)
     return cost, xp.where(rows.used, lse, xp.zeros_like(lse)), None
 
@@ -235,8 +235,8 @@ def check_labels(xp: Any, call: Rows, bad: Any) -> None:
         return
     bad, labels = _whole(bad), _whole(call.operands[1])
     position = tuple(int(x[0]) for x in xp.nonzero(bad)) if bad.ndim else ()
-    label, every = labels[position], labels[bad]
-    raise softmax_checks.bad_label(call.loss, position, int(label), call.classes, bool(xp.all(every == label)))
+    label, bad_labels = labels[position], labels[bad]
+    raise softmax_checks.bad_label(call.loss, position, int(label), call.classes, bool(xp.all(bad_labels == label)))
 
 
 def _device(x: Any) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class BoxCheck(Check):
         import torch
 
         boxes, lies = self.laid
-        found = []
+        operands = []
         for i, dtype in enumerate(self.operand_dtypes):
             x = draw(boxes, 2 * self.seed + i, self.values["box_format"])
             if lies == "broadcast" and i == len(self.operand_dtypes) - 1:
@@ -115,12 +115,12 @@ class BoxCheck(Check):
                 x = torch.cat((x[..., :1], x, x[..., :1]), -1)[..., 1:5]
             elif lies == "strided":
                 x = x.transpose(0, 1).contiguous().transpose(0, 1)
-            found.append(x)
-        return found
+            operands.append(x)
+        return operands
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        found = eager.twin(self.loss, self.values, self.reduction)
-        return [] if found is None else [found]
+        twin = eager.twin(self.loss, self.values, self.reduction)
+        return [] if twin is None else [twin]
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
         import torch

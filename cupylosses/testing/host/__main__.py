@@ -19,15 +19,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sanitize", default="thread", help="what kernels are checked for")
     parser.add_argument("program", nargs="+", metavar="...", help="arguments for python, behind --")
-    given = parser.parse_args()
-    variables = {**os.environ, "CUPYLOSSES_HOST": "1", "CUPYLOSSES_HOST_SANITIZE": given.sanitize}
-    if "address" in given.sanitize.split(","):
+    arguments = parser.parse_args()
+    variables = {**os.environ, "CUPYLOSSES_HOST": "1", "CUPYLOSSES_HOST_SANITIZE": arguments.sanitize}
+    if "address" in arguments.sanitize.split(","):
         # Also preloads the C++ runtime: the sanitizer must find its exception handling at start-up, or torch's first
         # exception would abort.
         variables["LD_PRELOAD"] = f"{sanitizer_library()} libstdc++.so.6"
         # Python does not free the objects that live until it exits, so leak detection is off.
         variables["ASAN_OPTIONS"] = "detect_leaks=0:" + os.environ.get("ASAN_OPTIONS", "")
-    os.execve(sys.executable, [sys.executable, *given.program], variables)
+    os.execve(sys.executable, [sys.executable, *arguments.program], variables)
 
 
 if __name__ == "__main__":

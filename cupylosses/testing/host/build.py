@@ -99,8 +99,8 @@ class HostCompileError(RuntimeError):
 @cache
 def find_compiler() -> tuple[str, ...] | None:
     """Returns the C++ compiler as the start of a command, or None."""
-    given = shlex.split(os.environ.get("CXX", ""))
-    for command in ([given] if given else []) + [["c++"], ["g++"], ["clang++"]]:
+    preferred = shlex.split(os.environ.get("CXX", ""))
+    for command in ([preferred] if preferred else []) + [["c++"], ["g++"], ["clang++"]]:
         path = shutil.which(command[0])
         if path:
             return (path, *command[1:])
@@ -109,10 +109,10 @@ def find_compiler() -> tuple[str, ...] | None:
 
 def compiler() -> tuple[str, ...]:
     """Returns the C++ compiler, or raises an error that says how to get one."""
-    found = find_compiler()
-    if found is None:
+    command = find_compiler()
+    if command is None:
         raise HostCompileError("host execution needs a C++17 compiler: install g++ or clang++, or set CXX")
-    return found
+    return command
 
 
 @cache
@@ -121,10 +121,10 @@ def _version() -> str:
     return done.stdout
 
 
-def sanitizers(chosen: tuple[str, ...] = Settings.sanitize) -> tuple[str, ...]:
-    """Returns the sanitizers for kernels: those of the environment if it sets them, otherwise ``chosen``."""
-    given = os.environ.get("CUPYLOSSES_HOST_SANITIZE")
-    names = chosen if given is None else tuple(x for x in given.split(",") if x)
+def sanitizers(default: tuple[str, ...] = Settings.sanitize) -> tuple[str, ...]:
+    """Returns the sanitizers for kernels: those of the environment if it sets them, otherwise ``default``."""
+    requested = os.environ.get("CUPYLOSSES_HOST_SANITIZE")
+    names = default if requested is None else tuple(x for x in requested.split(",") if x)
     unknown = set(names) - {"thread", "address", "undefined"}
     if unknown or {"thread", "address"} <= set(names):
         raise ValueError(
@@ -137,8 +137,8 @@ def sanitizers(chosen: tuple[str, ...] = Settings.sanitize) -> tuple[str, ...]:
 @cache
 def _linker() -> tuple[str, ...]:
     """Returns the option for a faster linker, if one is installed."""
-    found = next((x for x in _LINKERS if shutil.which(f"ld.{x}")), None)
-    return (f"-fuse-ld={found}",) if found else ()
+    linker = next((x for x in _LINKERS if shutil.which(f"ld.{x}")), None)
+    return (f"-fuse-ld={linker}",) if linker else ()
 
 
 @cache

@@ -86,14 +86,14 @@ def switch_on() -> None:
 
 
 @contextmanager
-def execution(processors: int = PROCESSORS, **chosen: Any) -> Iterator[HostDevice]:
+def execution(processors: int = PROCESSORS, **fields: Any) -> Iterator[HostDevice]:
     """Within this context, losses of CPU tensors run their kernels on the host instead of the reference formulas.
 
     Plans, workspaces and expectations are fresh. ``processors`` determines grids, as the number of SMs of a GPU does.
     The other arguments are fields of :class:`~cupylosses.testing.host.settings.Settings`.
     """
     device = HostDevice(processors)
-    before, old_settings = use_host(device), settings.use(Settings(**chosen))
+    before, old_settings = use_host(device), settings.use(Settings(**fields))
     try:
         yield device
     finally:

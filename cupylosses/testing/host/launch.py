@@ -77,7 +77,7 @@ class HostKernel:
         grid: Sequence[int],
         block: Sequence[int],
         arguments: int,
-        chosen: Settings | None = None,
+        launch_settings: Settings | None = None,
         cluster: int = 1,
         shared: int = 0,
     ) -> None:
@@ -86,7 +86,7 @@ class HostKernel:
         ``arguments`` is the address of a table of pointers to the arguments; ``shared`` is the size of the dynamic
         shared memory in bytes.
         """
-        chosen = chosen or settings()
+        launch_settings = launch_settings or settings()
         limit = build.DYNAMIC_SHARED_BYTES
         if shared > limit:
             raise KernelFault(f"{self.entry}: {shared} bytes of shared memory, of {limit}")
@@ -97,11 +97,11 @@ class HostKernel:
             _Index(*grid),
             _Index(*block),
             cluster,
-            chosen.seed,
-            chosen.resident,
-            chosen.check_races,
+            launch_settings.seed,
+            launch_settings.resident,
+            launch_settings.check_races,
             self._flush,
-            chosen.timeout,
+            launch_settings.timeout,
             self._shared,
             self._shared_bytes,
             *((self._dynamic + shared, self._dynamic + limit) if self._dynamic else (0, 0)),
@@ -135,8 +135,8 @@ class Launcher(compiler.Launcher):
     def load(cls, variant: Kernel, shared: int = 0) -> tuple[Callable[..., Any], Any]:
         # The host's processor flushes float and double alike. Kernels that compute in float have no doubles that small.
         flush, sanitize = variant.compute == "float32", build.sanitizers(settings().sanitize)
-        found = load(variant.entry, sources(variant.together), flush, sanitize)
-        return partial(_launch, getattr(variant, "cluster", 1)), found
+        kernel = load(variant.entry, sources(variant.together), flush, sanitize)
+        return partial(_launch, getattr(variant, "cluster", 1)), kernel
 
     @classmethod
     def at_once(cls, function: Any, block: int, shared: int) -> int:
@@ -163,18 +163,18 @@ def run_source(
     block: int | Sequence[int] = 32,
     flush: bool = False,
     shared: int = 0,
-    **chosen: Any,
+    **fields: Any,
 ) -> None:
     """Runs any kernel: ``text`` is CUDA C++ with ``extern "C" __global__ void entry(...)``.
 
     ``arguments`` are 64-bit integers, including addresses, and doubles; ``shared`` is the size of the dynamic shared
-    memory in bytes; ``chosen`` are fields of `Settings`.
+    memory in bytes; ``fields`` are fields of `Settings`.
     """
     words = [ctypes.create_string_buffer(struct.pack("=d" if isinstance(x, float) else "=q", x), 8) for x in arguments]
     table = (ctypes.c_void_p * max(1, len(words)))(*(ctypes.addressof(x) for x in words))
-    how = Settings(**chosen)
-    kernel = load(entry, ((entry, text),), flush, build.sanitizers(how.sanitize))
-    kernel.launch(_three(grid), _three(block), ctypes.addressof(table), how, shared=shared)
+    launch_settings = Settings(**fields)
+    kernel = load(entry, ((entry, text),), flush, build.sanitizers(launch_settings.sanitize))
+    kernel.launch(_three(grid), _three(block), ctypes.addressof(table), launch_settings, shared=shared)
 
 
 def obstacle() -> str | None:

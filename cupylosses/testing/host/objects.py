@@ -41,19 +41,19 @@ def directory() -> Path:
     """
     named = os.environ.get("CUPYLOSSES_HOST_CACHE")
     caches = os.environ.get("XDG_CACHE_HOME")
-    found = Path(named) if named else (Path(caches) if caches else Path.home() / ".cache") / "cupylosses" / "host"
-    if not found.is_dir():
-        found.parent.mkdir(parents=True, exist_ok=True)
+    cache = Path(named) if named else (Path(caches) if caches else Path.home() / ".cache") / "cupylosses" / "host"
+    if not cache.is_dir():
+        cache.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):  # Another process created it first.
-            found.mkdir(mode=0o700)
-    status = found.stat()
+            cache.mkdir(mode=0o700)
+    status = cache.stat()
     if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UnsafeCacheError(
-            f"host execution: the cache of compiled kernels, {found}, belongs to user {status.st_uid} and has the mode "
+            f"host execution: the cache of compiled kernels, {cache}, belongs to user {status.st_uid} and has the mode "
             f"{stat.S_IMODE(status.st_mode):o}, expected user {os.getuid()} and nobody else who can write: what lies "
-            f"there is loaded as code. `chmod go-w {found}`, or set CUPYLOSSES_HOST_CACHE to a directory of your own."
+            f"there is loaded as code. `chmod go-w {cache}`, or set CUPYLOSSES_HOST_CACHE to a directory of your own."
         )
-    return found
+    return cache
 
 
 def find(path: Path) -> bool:
@@ -64,8 +64,8 @@ def find(path: Path) -> bool:
         return False
     with open(handle, "rb") as file:
         status = os.fstat(handle)
-        own = status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if not (own and stat.S_ISREG(status.st_mode)):
+        trusted = status.st_uid in (os.getuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not (trusted and stat.S_ISREG(status.st_mode)):
             return False
         content = file.read()
         if content[-_FOOTER:] != _footer(content[:-_FOOTER]):
@@ -111,8 +111,8 @@ def prune(cache: Path, most: int = MAX_BYTES) -> None:
 
 def _entries(cache: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yields the entries of the cache, while other processes may add and remove entries."""
-    with os.scandir(cache) as found:
-        for entry in found:
+    with os.scandir(cache) as entries:
+        for entry in entries:
             with suppress(FileNotFoundError):
                 yield Path(entry.path), entry.stat(follow_symlinks=False)
 

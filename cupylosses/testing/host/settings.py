@@ -31,8 +31,8 @@ def settings() -> Settings:
     return _current
 
 
-def use(chosen: Settings) -> Settings:
+def use(replacement: Settings) -> Settings:
     """Replaces the settings; returns the previous ones."""
     global _current
-    before, _current = _current, chosen
+    before, _current = _current, replacement
     return before

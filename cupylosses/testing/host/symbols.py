@@ -16,7 +16,7 @@ _CODE = re.compile(r"\{code:([0-9a-f]+)\}")
 
 def with_lines(message: str, debug: Path) -> str:
     """Returns the message with each ``{code:address}`` replaced by file and line, the innermost call first."""
-    return _CODE.sub(lambda found: _line(debug, found.group(1)), message)
+    return _CODE.sub(lambda match: _line(debug, match.group(1)), message)
 
 
 def _line(debug: Path, address: str) -> str:

@@ -108,12 +108,12 @@ class LinearSoftmaxCheck(Check):
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        chosen = {k: v for k, v in self.case.items() if k not in self.names}
+        options = {k: v for k, v in self.case.items() if k not in self.names}
         laid = self.laid
         if laid.chunk:
             size = ITEMSIZE[str(self.case.get("logits_dtype") or self.dtypes[0])]
-            chosen["max_memory"] = laid.chunk * (laid.classes + 64 // size) * size
-        return {**chosen, **({"skip_ignored": True} if laid.packed else {}), "reduction": self.reduction}
+            options["max_memory"] = laid.chunk * (laid.classes + 64 // size) * size
+        return {**options, **({"skip_ignored": True} if laid.packed else {}), "reduction": self.reduction}
 
     @cached_property
     def gradients_of(self) -> tuple[bool, ...]:
@@ -159,9 +159,9 @@ class LinearSoftmaxCheck(Check):
         yield "mask", torch.rand(rows, generator=generator) < 0.75
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        given = {k: v for k, v in self.case.items() if k not in (*ARRAYS, *truth.OWN)}
-        given |= {"mask": True} if "mask" in self.names else {}
-        expression = eager.twin(self.loss.of_logits, given, self.reduction, class_dim=1)
+        options = {k: v for k, v in self.case.items() if k not in (*ARRAYS, *truth.OWN)}
+        options |= {"mask": True} if "mask" in self.names else {}
+        expression = eager.twin(self.loss.of_logits, options, self.reduction, class_dim=1)
         if expression is None:
             return []
         names, wide = self.names, self.case.get("logits_dtype")
@@ -169,11 +169,11 @@ class LinearSoftmaxCheck(Check):
         def call(*operands: Tensor) -> Tensor:
             from torch.nn.functional import linear
 
-            found = dict(zip(names, operands, strict=True))
-            logits = linear(found["input"], found["linear_weight"], found.get("linear_bias"))
+            by_name = dict(zip(names, operands, strict=True))
+            logits = linear(by_name["input"], by_name["linear_weight"], by_name.get("linear_bias"))
             logits = logits.float() if wide else logits
-            weight = found.get("weight")
-            return expression(logits, found["target"], weight.to(logits.dtype) if weight is not None else None)
+            weight = by_name.get("weight")
+            return expression(logits, by_name["target"], weight.to(logits.dtype) if weight is not None else None)
 
         return [call]
 

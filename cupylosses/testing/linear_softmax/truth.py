@@ -26,8 +26,8 @@ def logits_dtype(input: Tensor, arguments: Mapping[str, Any]) -> dtype:
     """Returns the dtype of the logits of a call."""
     import torch
 
-    chosen = arguments.get("logits_dtype")
-    return input.dtype if chosen is None else getattr(torch, chosen)
+    name = arguments.get("logits_dtype")
+    return input.dtype if name is None else getattr(torch, name)
 
 
 def truth(name: str, names: list[str], arguments: Mapping[str, Any], grad_output: Any, where: str) -> Truth:
@@ -43,23 +43,23 @@ def truth(name: str, names: list[str], arguments: Mapping[str, Any], grad_output
     if bias is not None:
         bias = bias.detach().to(where, torch.float64)
         logits, terms = logits + bias, terms + bias.abs()
-    rest = {k: v for k, v in arguments.items() if k not in ("input", "linear_weight", "linear_bias", *OWN)}
-    found = of_logits(name, {**rest, "input": logits, "class_dim": 1}, grad_output, where)
+    others = {k: v for k, v in arguments.items() if k not in ("input", "linear_weight", "linear_bias", *OWN)}
+    expected = of_logits(name, {**others, "input": logits, "class_dim": 1}, grad_output, where)
     cancel = float((terms.amax(-1) / (1 + logits.abs().amax(-1))).max().clamp_min(1)) if terms.numel() else 1.0
     narrow, target = arguments["input"].dtype, arguments["target"]
     computed = logits_dtype(arguments["input"], arguments)
     result = promoted([torch.empty(1, dtype=computed), *([target] if target.is_floating_point() else [])])
-    g = _enlarged(found.gradients["input"], cancel * _coarse(narrow, narrow))
+    g = _enlarged(expected.gradients["input"], cancel * _coarse(narrow, narrow))
     gradients = {
         "input": Expected(g.exact @ w, (g.rms**2 @ w**2).sqrt(), g.total @ w.abs()),
         "linear_weight": Expected(g.exact.T @ x, (g.rms.T**2 @ x**2).sqrt(), g.total.T @ x.abs()),
         "linear_bias": Expected(g.exact.sum(0), (g.rms**2).sum(0).sqrt(), g.total.sum(0)),
     }
-    if "target" in found.gradients:
+    if "target" in expected.gradients:
         # The gradient is rounded twice if backward rescales it.
         coarse = max(_coarse(x, target.dtype) for x in (computed, target.dtype))
-        gradients["target"] = _enlarged(found.gradients["target"], cancel * coarse)
-    return Truth(_enlarged(found.value, cancel * _coarse(computed, result)), tuple(gradients.get(n) for n in names))
+        gradients["target"] = _enlarged(expected.gradients["target"], cancel * coarse)
+    return Truth(_enlarged(expected.value, cancel * _coarse(computed, result)), tuple(gradients.get(n) for n in names))
 
 
 def _coarse(kind: dtype, result: dtype) -> float:

@@ -53,8 +53,8 @@ class PointwiseCheck(Check):
     @cached_property
     def operand_dtypes(self) -> tuple[str, ...]:
         """Dtype of each operand."""
-        given = self.dtypes
-        return tuple("bool" if x is MASK else given[min(i, len(given) - 1)] for i, x in enumerate(self.loss.operands))
+        dtypes = self.dtypes
+        return tuple("bool" if x is MASK else dtypes[min(i, len(dtypes) - 1)] for i, x in enumerate(self.loss.operands))
 
     @cached_property
     def gradients_of(self) -> tuple[bool, ...]:
@@ -99,11 +99,11 @@ class PointwiseCheck(Check):
     def torch(self) -> list[Callable[..., Tensor]]:
         if self.dim is not None:
             return []
-        found = (
+        calls = (
             eager.twin(self.loss, self.values, self.reduction),
             eager.formula(self.loss, self.values, self.reduction),
         )
-        return [x for x in found if x is not None]
+        return [x for x in calls if x is not None]
 
     def reduces(self, operands: Sequence[Tensor]) -> bool:
         return self.resolved(operands).dims is None

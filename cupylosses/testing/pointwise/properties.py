@@ -67,11 +67,11 @@ def agrees_with_torch(
     sizes = truth(loss, wide, loss.values(case), reduction)
     ours = run(_bind(function, loss, case, reduction), operands, wanted, 1.0)
     _require_close("value", ours.value, theirs.value, sizes.value)
-    for operand, w, found, exact, size in zip(
+    for operand, w, gradient, exact, size in zip(
         loss.operands, wanted, ours.gradients, theirs.gradients, sizes.gradients, strict=True
     ):
         if w:
-            _require_close(f"gradient of {operand.name}", found, exact, size)
+            _require_close(f"gradient of {operand.name}", gradient, exact, size)
 
 
 def _has_gradient(function: Function, operands: Sequence[Tensor], position: int) -> bool:
@@ -82,12 +82,12 @@ def _has_gradient(function: Function, operands: Sequence[Tensor], position: int)
     return True
 
 
-def _require_close(what: str, found: Tensor | None, exact: Tensor | None, size: Expected | None) -> None:
-    require(found is not None and exact is not None and size is not None, f"{what} is missing")
+def _require_close(name: str, ours: Tensor | None, exact: Tensor | None, size: Expected | None) -> None:
+    require(ours is not None and exact is not None and size is not None, f"{name} is missing")
     # Where torch's formula is 0 * inf, only the truth is right.
     numbers = ~exact.isnan()
-    compared = compare(found.cpu()[numbers], Expected(exact[numbers], size.rms[numbers], size.total[numbers]))
-    require(compared.ok, f"{what}: {compared}")
+    compared = compare(ours.cpu()[numbers], Expected(exact[numbers], size.rms[numbers], size.total[numbers]))
+    require(compared.ok, f"{name}: {compared}")
 
 
 def follows_declared_kinks(
@@ -106,13 +106,13 @@ def follows_declared_kinks(
         # A single element runs the tail of a kernel; more than a vector also run its body.
         for count in (1, 33):
             operands = [torch.full((count,), x, dtype=kind, device=device) for x in kink.operands]
-            found = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
+            result = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
             scale = count if reduction == "sum" else 1
             where = f"at {kink.operands}, reduction {reduction}"
-            error = (found.value.double() - kink.value * scale).abs()
+            error = (result.value.double() - kink.value * scale).abs()
             accepted = error <= 4 * torch.finfo(kind).eps * abs(kink.value * scale)
-            require(bool(accepted.all()), "value {}: {}, not {}", where, found.value, kink.value)
-            for operand, gradient, declared in zip(loss.operands, found.gradients, kink.gradient, strict=True):
+            require(bool(accepted.all()), "value {}: {}, not {}", where, result.value, kink.value)
+            for operand, gradient, declared in zip(loss.operands, result.gradients, kink.gradient, strict=True):
                 require(
                     gradient is not None and bool((gradient == declared).all()),
                     "gradient of {} {}: {}, not {}",
@@ -142,12 +142,12 @@ def propagates_nan(
         at = [min(i, n - 1) for i, n in zip((ROWS // 2, COLUMNS - 1)[-spoiled.dim() :], spoiled.shape, strict=True)]
         spoiled[tuple(at)] = float("nan")
         only = spoiled.isnan().expand(ROWS, COLUMNS)
-        found = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
+        result = run(_bind(function, loss, case, reduction), operands, (True,) * len(operands), 1.0)
         where = f"with a NaN in {loss.operands[position].name}, {layout}, reduction {reduction}"
         elements = only.any(-1) if loss.mean_of_rows else only
         expected = elements if reduction == "none" else torch.tensor(True, device=device)
-        require(torch.equal(found.value.isnan(), expected), "value {}: {}", where, found.value)
-        for operand, x, gradient in zip(loss.operands, operands, found.gradients, strict=True):
+        require(torch.equal(result.value.isnan(), expected), "value {}: {}", where, result.value)
+        for operand, x, gradient in zip(loss.operands, operands, result.gradients, strict=True):
             # The gradient of a broadcast operand is a sum, which is NaN if one of its terms is.
             reached = only.double().sum_to_size(x.shape) > 0
             require(
@@ -315,18 +315,22 @@ def weighs_masks_and_reduces(
     both, operands = _weighted_and_masked(loss, values, "float64", device)
     wanted = (True,) * (len(operands) - 1) + (False,)
 
-    def exact(*given: Tensor) -> Tensor:
-        *own, weight, mask = given
-        return composed(pointwise_reference.elements(loss, own, values), loss, reduction, weight, mask, normalizer, dim)
+    def exact(*tensors: Tensor) -> Tensor:
+        *inputs, weight, mask = tensors
+        return composed(
+            pointwise_reference.elements(loss, inputs, values), loss, reduction, weight, mask, normalizer, dim
+        )
 
     size = exact(*operands).shape
     # At least 1/4: a gradient times 0 proves nothing.
     upstream = torch.linspace(0.25, 2.0, size.numel(), dtype=torch.float64).reshape(size)
     expected = run(exact, [x.cpu() for x in operands], wanted, upstream)
     options = values | ({} if normalizer is None else {"normalizer": normalizer})
-    found = run(bind(function, both, options, reduction, dim), operands, wanted, upstream.to(device))
+    result = run(bind(function, both, options, reduction, dim), operands, wanted, upstream.to(device))
     names = ["value", *(f"gradient of {x.name}" for x in both.operands[:-1])]
-    for name, a, b in zip(names, (found.value, *found.gradients), (expected.value, *expected.gradients), strict=False):
+    for name, a, b in zip(
+        names, (result.value, *result.gradients), (expected.value, *expected.gradients), strict=False
+    ):
         torch.testing.assert_close(
             a.cpu(),
             b,
@@ -352,31 +356,31 @@ def shields_what_does_not_count(
 
     values = loss.values(case)
     both, operands = _weighted_and_masked(loss, values, "float64", device)
-    *own, weight, mask = operands
+    *inputs, weight, mask = operands
     wanted = (True,) * (len(operands) - 1) + (False,)
     bound = bind(function, both, values, reduction)
     unused = (weight == 0) | ~mask
     clean = run(bound, operands, wanted, -1.75)
     for content in (float("nan"), float("inf"), -float("inf")):
         where = f"{content} where nothing counts, reduction {reduction}"
-        spoiled = [torch.where(unused, content, x) for x in own]
-        found = run(bound, [*spoiled, weight, mask], wanted, -1.75)
-        require(same_bits(found.value, clean.value), f"value with {where}: {found.value}, not {clean.value}")
+        spoiled = [torch.where(unused, content, x) for x in inputs]
+        result = run(bound, [*spoiled, weight, mask], wanted, -1.75)
+        require(same_bits(result.value, clean.value), f"value with {where}: {result.value}, not {clean.value}")
         if reduction == "none":
-            empty = found.value[unused.all(-1) if loss.mean_of_rows else unused]
+            empty = result.value[unused.all(-1) if loss.mean_of_rows else unused]
             require(not empty.any(), f"value with {where}: {empty}")
-        for operand, a, b in zip(both.operands, found.gradients, clean.gradients, strict=True):
+        for operand, a, b in zip(both.operands, result.gradients, clean.gradients, strict=True):
             if a is None or b is None or operand.name == "weight":
                 continue
             require(same_bits(a, b), f"gradient of {operand.name} with {where}: {a}, not {b}")
             require(not a[unused].any(), f"gradient of {operand.name} with {where}: {a[unused]}")
-        a, b = found.gradients[len(own)], clean.gradients[len(own)]
+        a, b = result.gradients[len(inputs)], clean.gradients[len(inputs)]
         require(a is not None and b is not None, "no gradient of weight")
         # An element of weight 0 still contributes to the gradient of its weight, if it is finite.
         kept = weight != 0
         require(same_bits(a[kept], b[kept]), f"gradient of weight with {where}: {a[kept]}, not {b[kept]}")
         require(bool(a.isfinite().all()), f"gradient of weight with {where}: {a}")
-    spoiled = [torch.full_like(x, float("nan")) for x in own]
+    spoiled = [torch.full_like(x, float("nan")) for x in inputs]
     for operand, a in zip(both.operands, run(bound, [*spoiled, weight, mask & False], wanted, -1.75).gradients):
         require(a is None or not a.any(), f"gradient of {operand.name} where nothing counts: {a}")
 

@@ -62,8 +62,8 @@ def truth(
     resolved = resolve(loss, Static(reduction, dim, None, normalizer is not None), shape)
     dims = tuple(range(len(shape))) if resolved.dims is None else resolved.dims
     kept = tuple(1 if d in dims else n for d, n in enumerate(shape))
-    given = {o.name: x for o, x in zip(loss.operands, operands, strict=True)}
-    divisor = _divisor(resolved, given, values, shape, dims) * (normalizer or 1.0)
+    by_name = {o.name: x for o, x in zip(loss.operands, operands, strict=True)}
+    divisor = _divisor(resolved, by_name, values, shape, dims) * (normalizer or 1.0)
     upstream = torch.as_tensor(grad_output, dtype=torch.float64, device=operands[0].device)
     # 0 / 0 is NaN, but has no gradient.
     upstream = upstream.expand(resolved.shape).reshape(kept) / torch.where(divisor == 0, inf, divisor)
@@ -78,16 +78,16 @@ def truth(
         for gradient, derivative in zip(gradients, derivatives, strict=True):
             if gradient is not None and derivative is not None:
                 gradient.add(derivative[0] * factor, derivative[1] * factor.abs(), index)
-    found = value.divided(divisor)
+    expected = value.divided(divisor)
     if resolved.weights and wanted[[x.name for x in loss.operands].index("weight")]:
-        _through_divisor(gradients, loss, given, found, upstream)
-    shaped = Expected(*(x.reshape(resolved.shape) for x in (found.exact, found.rms, found.total)))
+        _through_divisor(gradients, loss, by_name, expected, upstream)
+    shaped = Expected(*(x.reshape(resolved.shape) for x in (expected.exact, expected.rms, expected.total)))
     return Truth(shaped, tuple(None if g is None else g.divided(torch.ones(())) for g in gradients))
 
 
 def _divisor(
     resolved: Resolved,
-    given: Mapping[str, Tensor],
+    operands: Mapping[str, Tensor],
     values: Mapping[str, Any],
     shape: Sequence[int],
     dims: Sequence[int],
@@ -95,28 +95,30 @@ def _divisor(
     """Returns the divisor of each sum; reduced dimensions have size 1."""
     import torch
 
-    like = next(iter(given.values()))
+    like = next(iter(operands.values()))
     divisor = torch.full((1,) * len(shape), resolved.divisor, dtype=torch.float64, device=like.device)
     if resolved.counted:
-        counted = given["weight"].detach().double() if resolved.weights else torch.ones((), device=like.device).double()
+        counted = (
+            operands["weight"].detach().double() if resolved.weights else torch.ones((), device=like.device).double()
+        )
         if resolved.masked:
-            counted = torch.where(given["mask"], counted, 0.0)
+            counted = torch.where(operands["mask"], counted, 0.0)
         divisor = divisor * (counted.expand(tuple(shape)).sum(tuple(dims), keepdim=True) if shape else counted)
     return divisor * values["weight"] if resolved.weighted else divisor
 
 
 def _through_divisor(
-    gradients: Sequence[_Sum | None], loss: Loss, given: Mapping[str, Tensor], value: Expected, upstream: Tensor
+    gradients: Sequence[_Sum | None], loss: Loss, operands: Mapping[str, Tensor], value: Expected, upstream: Tensor
 ) -> None:
     """Adds the derivative of the divisor, the sum of the weights, to the gradient of the weight."""
     import torch
 
     slot = [x.name for x in loss.operands].index("weight")
-    weight, sums = given["weight"], gradients[slot]
+    weight, sums = operands["weight"], gradients[slot]
     assert sums is not None
     moved = torch.where(upstream == 0, 0.0, -value.exact * upstream)
-    counted = given["mask"] if "mask" in given else torch.ones_like(weight, dtype=torch.bool)
-    shape = common_shape(list(given.values()))
+    counted = operands["mask"] if "mask" in operands else torch.ones_like(weight, dtype=torch.bool)
+    shape = common_shape(list(operands.values()))
     terms = torch.where(counted, moved, 0.0).expand(shape)
     sizes = torch.where(counted & (upstream != 0), (value.total * upstream).abs(), 0.0).expand(shape)
     sums.add(terms, sizes, tuple(slice(None) for _ in shape))
@@ -179,8 +181,8 @@ def _derivatives(y: Tensor, leaves: Sequence[Tensor], create_graph: bool = False
 
     if not y.requires_grad:
         return [torch.zeros_like(x) for x in leaves]
-    found = torch.autograd.grad(y.sum(), leaves, create_graph=create_graph, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found, strict=True)]
+    derivatives = torch.autograd.grad(y.sum(), leaves, create_graph=create_graph, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, derivatives, strict=True)]
 
 
 def _with_size(y: Tensor, leaves: Sequence[Tensor], derivatives: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

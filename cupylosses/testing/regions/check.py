@@ -120,8 +120,8 @@ class RegionCheck(Check):
         return [x, _laid(target, lies) if target.dim() == x.dim() else target]
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        found = eager.twin(self.loss, self.values, self.reduction, 1, LEFT_OUT if self.laid.ignored else None)
-        return [] if found is None else [found]
+        twin = eager.twin(self.loss, self.values, self.reduction, 1, LEFT_OUT if self.laid.ignored else None)
+        return [] if twin is None else [twin]
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
         import torch

@@ -87,8 +87,8 @@ class MarginCheck(Check):
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        chosen = {k: v for k, v in self.case.items() if k not in ARRAYS}
-        return {**chosen, "reduction": self.reduction, "class_dim": self.laid.class_dim}
+        options = {k: v for k, v in self.case.items() if k not in ARRAYS}
+        return {**options, "reduction": self.reduction, "class_dim": self.laid.class_dim}
 
     def small(self, layout: str | None = None) -> MarginCheck:
         return replace(self, layout=layout or next(iter(LAYOUTS)), shape=None)
@@ -100,30 +100,30 @@ class MarginCheck(Check):
         rows, classes = without(shape, dim), shape[dim]
         generator = torch.Generator().manual_seed(self.seed)
         kind = getattr(torch, self.dtypes[0])
-        found = [torch.randn(shape, generator=generator, dtype=torch.float64).to(kind)]
+        operands = [torch.randn(shape, generator=generator, dtype=torch.float64).to(kind)]
         if self.loss.several:
             labels = torch.randint(classes, (*rows, places), generator=generator)
             length = torch.randint(longest + 1, (*rows, 1), generator=generator)
             place = torch.arange(places)
-            found.append(torch.where(place < length, labels, END).movedim(-1, dim).contiguous())
+            operands.append(torch.where(place < length, labels, END).movedim(-1, dim).contiguous())
         else:
             labels = torch.randint(classes, rows, generator=generator)
             if labels.numel() > 1:
                 out = torch.rand(rows, generator=generator) < 0.125
                 labels[out] = self.case.get("ignore_index", IGNORED)
-            found.append(labels)
+            operands.append(labels)
         if "weight" in self.names:
             weights = torch.rand(classes, generator=generator) + 0.25
             weights[::5] = 0
-            found.append(weights.to(kind))
+            operands.append(weights.to(kind))
         if "mask" in self.names:
-            found.append(torch.rand(rows, generator=generator) < 0.75)
-        return [x.to(self.device) for x in found]
+            operands.append(torch.rand(rows, generator=generator) < 0.75)
+        return [x.to(self.device) for x in operands]
 
     def torch(self) -> list[Callable[..., Tensor]]:
         ignored = self.case.get("ignore_index", IGNORED)
-        found = eager.twin(self.loss, self.values, self.reduction, self.laid.class_dim, ignored)
-        return [] if found is None or "mask" in self.names else [found]
+        twin = eager.twin(self.loss, self.values, self.reduction, self.laid.class_dim, ignored)
+        return [] if twin is None or "mask" in self.names else [twin]
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
         rows = without(self.laid.shape, self.laid.class_dim)

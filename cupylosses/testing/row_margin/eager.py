@@ -41,12 +41,12 @@ def twin(
         if alone:
             # torch's function has no ignored label: on a GPU it asserts, which ends all work there.
             used = flat != ignore_index
-            found = call(rows.reshape(-1, rows.shape[-1]), flat.where(used, 0), *weight).where(used, 0)
+            result = call(rows.reshape(-1, rows.shape[-1]), flat.where(used, 0), *weight).where(used, 0)
             if reduction != "none":
-                return found.sum() / (used.sum() if reduction == "mean" else 1)
-            return found.reshape(shape)
-        found = call(rows.reshape(-1, rows.shape[-1]), flat, *weight)
-        return found.reshape(shape) if reduction == "none" else found
+                return result.sum() / (used.sum() if reduction == "mean" else 1)
+            return result.reshape(shape)
+        result = call(rows.reshape(-1, rows.shape[-1]), flat, *weight)
+        return result.reshape(shape) if reduction == "none" else result
 
     return of_rows
 

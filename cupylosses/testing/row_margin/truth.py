@@ -41,10 +41,10 @@ def _pairs(x: Tensor, lists: Tensor, margin: float, power: int) -> _Rows:
     value, size, slopes, sizes = x.new_zeros(len(x)), x.new_zeros(len(x)), torch.zeros_like(x), torch.zeros_like(x)
     for k in range(lists.shape[-1]):
         label = labels[:, k, None]
-        own = x.gather(-1, label)
-        z = margin + (x - own)
+        label_score = x.gather(-1, label)
+        z = margin + (x - label_score)
         active = alive[:, k, None] & ~member & ~(z <= 0)
-        scale = torch.where(active, x.abs() + own.abs() + margin, 0)
+        scale = torch.where(active, x.abs() + label_score.abs() + margin, 0)
         hinge = torch.where(active, z, 0)
         slope = active.double() if power == 1 else 2 * hinge
         spread = torch.zeros_like(x) if power == 1 else 2 * scale
@@ -88,13 +88,13 @@ def truth(
     count = used.sum().double() if not several or "mask" in operands else prod(shape)
     divisor = {"mean": count, "batchmean": shape[0] if shape else 1}.get(reduction, 1)
     if reduction == "none":
-        found = Expected(value, size, size)
+        expected = Expected(value, size, size)
     else:
-        found = Expected(value.sum() / divisor, size.square().sum().sqrt() / divisor, size.sum() / divisor)
+        expected = Expected(value.sum() / divisor, size.square().sum().sqrt() / divisor, size.sum() / divisor)
     factor = torch.as_tensor(upstream, dtype=torch.float64, device=x.device) / divisor
     factor = factor[..., None] if factor.dim() else factor
     slopes = rows.slopes.reshape(x.shape) * factor
     terms = slopes.abs() + share * (rows.sizes.reshape(x.shape) * factor).abs()
     slopes, terms = slopes.movedim(-1, dim), terms.movedim(-1, dim)
-    rest = (None,) * (len(operands) - 1)
-    return Truth(found, (Expected(slopes, terms, terms), *rest))
+    others = (None,) * (len(operands) - 1)
+    return Truth(expected, (Expected(slopes, terms, terms), *others))

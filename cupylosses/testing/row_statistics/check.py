@@ -59,9 +59,9 @@ class StatisticsCheck(Check):
     @cached_property
     def operand_dtypes(self) -> tuple[str, ...]:
         """Dtype of each operand; labels are integers if the loss accepts them."""
-        given = self.dtypes
+        dtypes = self.dtypes
         return tuple(
-            "int64" if x.integer and x.name in self.loss.row_operands else given[min(i, len(given) - 1)]
+            "int64" if x.integer and x.name in self.loss.row_operands else dtypes[min(i, len(dtypes) - 1)]
             for i, x in enumerate(self.loss.operands)
         )
 
@@ -94,7 +94,7 @@ class StatisticsCheck(Check):
         generator = torch.Generator().manual_seed(self.seed)
         common = torch.randn(*rows, features, generator=generator, dtype=torch.float64)
         vectors = [x.name for x in self.loss.operands if x.name not in self.loss.row_operands]
-        found = []
+        operands = []
         for operand, name in zip(self.loss.operands, self.operand_dtypes, strict=True):
             if operand.name in self.loss.row_operands:
                 x = torch.randn(rows, generator=generator, dtype=torch.float64).sign()
@@ -105,12 +105,12 @@ class StatisticsCheck(Check):
                     x = x[:1]
                 if lies == "transposed":
                     x = x.movedim(-1, 0).contiguous().movedim(0, -1)
-            found.append(x.to(self.device, getattr(torch, name)))
-        return found
+            operands.append(x.to(self.device, getattr(torch, name)))
+        return operands
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        found = eager.twin(self.loss, self.values, self.reduction)
-        return [] if found is None else [found]
+        twin = eager.twin(self.loss, self.values, self.reduction)
+        return [] if twin is None else [twin]
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
         floating = [x for x in operands if x.is_floating_point()]

@@ -29,9 +29,9 @@ def _cosine_embedding(options: Mapping[str, Any]) -> Call | None:
 
         shape = target.shape
         rows = [x.expand(*shape, -1).reshape(-1, x.shape[-1]) for x in (input1, input2)]
-        given = {"margin": options["margin"], "reduction": options["reduction"]}
-        found = cosine_embedding_loss(*rows, target.reshape(-1), **given)
-        return found.reshape(shape) if options["reduction"] == "none" else found
+        keywords = {"margin": options["margin"], "reduction": options["reduction"]}
+        values = cosine_embedding_loss(*rows, target.reshape(-1), **keywords)
+        return values.reshape(shape) if options["reduction"] == "none" else values
 
     return call
 

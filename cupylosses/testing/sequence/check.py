@@ -66,13 +66,13 @@ class SequenceCheck(Check):
 
     @property
     def possible(self) -> bool:
-        given = self.layout in LAYOUTS or (self.layout == GIVEN and len(self.shape or ()) == 3)
-        return self.dtypes[0] in checks.FLOATING and len(set(self.dtypes)) == 1 and given
+        has_layout = self.layout in LAYOUTS or (self.layout == GIVEN and len(self.shape or ()) == 3)
+        return self.dtypes[0] in checks.FLOATING and len(set(self.dtypes)) == 1 and has_layout
 
     @property
     def options(self) -> dict[str, Any]:
-        found = {**self.case, "reduction": self.reduction}
-        return {**found, "batch_first": True} if self.laid.lies == "batch_first" else found
+        options = {**self.case, "reduction": self.reduction}
+        return {**options, "batch_first": True} if self.laid.lies == "batch_first" else options
 
     def small(self, layout: str | None = None) -> SequenceCheck:
         return replace(self, layout=layout or next(iter(LAYOUTS)), shape=None)
@@ -104,8 +104,8 @@ class SequenceCheck(Check):
 
     def torch(self) -> list[Callable[..., Tensor]]:
         # torch's gradient with respect to log-probabilities differs (truth.py).
-        found = eager.twin(True, self.options) if self.loss.logits else None
-        return [] if found is None else [found]
+        twin = eager.twin(True, self.options) if self.loss.logits else None
+        return [] if twin is None else [twin]
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
         shape = tuple(operands[2].shape) if self.reduction == "none" else ()
@@ -116,8 +116,8 @@ class SequenceCheck(Check):
         moved = self.laid.lies == "batch_first"
         x = x.transpose(0, 1) if moved else x
         upstream = grad_output.cpu() if hasattr(grad_output, "cpu") else grad_output
-        found = truth(self.loss.logits, x, *others, self.reduction, upstream, self.dtypes[0] == "float64")
-        gradient = found.gradients[0]
+        expected = truth(self.loss.logits, x, *others, self.reduction, upstream, self.dtypes[0] == "float64")
+        gradient = expected.gradients[0]
         if moved and gradient is not None:
             gradient = replace(gradient, **{k: v.transpose(0, 1) for k, v in vars(gradient).items()})
-        return Truth(found.value, (gradient, None, None, None))
+        return Truth(expected.value, (gradient, None, None, None))

@@ -66,10 +66,10 @@ Laid = tuple[tuple[int, ...], int]
 @cache
 def layouts(loss: SoftmaxLoss, kind: str, dtypes: tuple[str, ...], chip: Chip) -> Mapping[str, Laid]:
     """Returns every layout of rows of these dtypes, with the shape that produces it."""
-    found: dict[str, Laid] = {}
+    shapes: dict[str, Laid] = {}
     for shape, dim in SHAPES:
-        found.setdefault(_layout(loss, kind, dtypes, shape, dim, chip), (shape, dim))
-    return found
+        shapes.setdefault(_layout(loss, kind, dtypes, shape, dim, chip), (shape, dim))
+    return shapes
 
 
 def _layout(loss: SoftmaxLoss, kind: str, dtypes: tuple[str, ...], shape: tuple[int, ...], dim: int, chip: Chip) -> str:
@@ -83,11 +83,11 @@ def _layout(loss: SoftmaxLoss, kind: str, dtypes: tuple[str, ...], shape: tuple[
     if softmax_layout.copied(outer, shape[dim], tensors * 2, len(tensors), loss.softmax):
         return "copied"
     if kind != "indices":
-        found = softmax_layout.dense_layout(outer, shape[dim], (logits, logits, target, target), results[1:], chip)
+        layout = softmax_layout.dense_layout(outer, shape[dim], (logits, logits, target, target), results[1:], chip)
     else:
         lay_out = softmax_layout.row_layout if loss.softmax else softmax_layout.label_only_layout
-        found = lay_out(outer, shape[dim], logits, logits, results, chip)
-    return "cluster" if found.cluster > 1 and found.kind == "block" else found.kind
+        layout = lay_out(outer, shape[dim], logits, logits, results, chip)
+    return "cluster" if layout.cluster > 1 and layout.kind == "block" else layout.kind
 
 
 @cache
@@ -145,8 +145,8 @@ class SoftmaxCheck(Check):
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        chosen = {k: v for k, v in self.case.items() if k not in self.names}
-        return {**chosen, "reduction": self.reduction, "class_dim": self.laid[1]}
+        options = {k: v for k, v in self.case.items() if k not in self.names}
+        return {**options, "reduction": self.reduction, "class_dim": self.laid[1]}
 
     @cached_property
     def gradients_of(self) -> tuple[bool, ...]:
@@ -203,9 +203,9 @@ class SoftmaxCheck(Check):
             yield torch.rand(rows, generator=generator) < 0.75
 
     def torch(self) -> list[Callable[..., Tensor]]:
-        given = {k: v for k, v in self.case.items() if k != self.loss.weights}
-        found = eager.twin(self.loss, given, self.reduction, self.laid[1])
-        return [] if found is None else [found]
+        options = {k: v for k, v in self.case.items() if k != self.loss.weights}
+        twin = eager.twin(self.loss, options, self.reduction, self.laid[1])
+        return [] if twin is None else [twin]
 
     def result(self, operands: Sequence[Tensor]) -> tuple[tuple[int, ...], dtype]:
         floating = [x for x in operands[:2] if x.is_floating_point()]
@@ -213,5 +213,5 @@ class SoftmaxCheck(Check):
 
     def truth(self, operands: Sequence[Tensor], grad_output: Any, where: str) -> Truth:
         arguments = {**dict(zip(self.names, operands, strict=True)), **self.options}
-        found = truth.truth(self.loss.name, arguments, grad_output, where)
-        return Truth(found.value, tuple(found.gradients.get(x) for x in self.names))
+        expected = truth.truth(self.loss.name, arguments, grad_output, where)
+        return Truth(expected.value, tuple(expected.gradients.get(x) for x in self.names))

@@ -32,9 +32,9 @@ def twin(loss: SoftmaxLoss, options: Mapping[str, Any], reduction: str, class_di
         # The bare function if it has all options, because wrappers take time.
         function = getattr(functional, loss.torch)
         default = {**loss.common, **loss.values()}
-        given = {name: value for name, value in options.items() if value != default[name]}
-        if given.keys() <= inspect.signature(function).parameters.keys() and reduction != "batchmean":
-            return lambda first, second, weight=None: function(first, second, weight, reduction=reduction, **given)
+        changed = {name: value for name, value in options.items() if value != default[name]}
+        if changed.keys() <= inspect.signature(function).parameters.keys() and reduction != "batchmean":
+            return lambda first, second, weight=None: function(first, second, weight, reduction=reduction, **changed)
 
     def call(first: Tensor, second: Tensor, weight: Tensor | None = None) -> Tensor:
         dim = class_dim if class_dim is not None else min(1, first.dim() - 1)
@@ -61,14 +61,14 @@ def _cross_entropy(
         known = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
         return cross_entropy(z, target, weight, **known)
     hard = not target.is_floating_point()
-    own = weight[target.clamp(0, len(weight) - 1)] if hard and weight is not None else 1.0
+    label_weight = weight[target.clamp(0, len(weight) - 1)] if hard and weight is not None else 1.0
     rows = {"ignore_index": ignore_index, "reduction": "none"}
     if gamma == poly == 0:
         cost = cross_entropy(z, target, weight, label_smoothing=label_smoothing, **rows)
     else:
         nll = cross_entropy(z, target, **rows)
-        rest = 1 - (-nll).exp()
-        cost = (1 - label_smoothing) * own * (rest**gamma * nll + poly * rest)
+        complement = 1 - (-nll).exp()
+        cost = (1 - label_smoothing) * label_weight * (complement**gamma * nll + poly * complement)
         if label_smoothing:
             cost = cost + label_smoothing * cross_entropy(z, target, weight, label_smoothing=1.0, **rows)
     if z_loss:
@@ -76,7 +76,7 @@ def _cross_entropy(
         cost = cost + (penalty.where(target != ignore_index, 0) if hard else penalty)
     if not hard or reduction != "mean":
         return _reduced(cost, reduction)
-    return cost.sum() / ((target != ignore_index) * own).sum()
+    return cost.sum() / ((target != ignore_index) * label_weight).sum()
 
 
 def _softmax_focal_loss(input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, **values: Any) -> Tensor:

@@ -128,11 +128,11 @@ class Drawn(NamedTuple):
 Given = Drawn | SoftmaxCall
 
 
-def of_layout(layout: str, **how: Any) -> Drawn:
+def of_layout(layout: str, **arguments: Any) -> Drawn:
     """Draws the operands for one of :data:`LAYOUTS`."""
     x = LAYOUTS[layout]
     shape = x.fewer if x.fewer and softmax_layout.MANY_ROWS == SOME_ROWS else x.shape
-    return draw(shape, x.class_dim, **{"loss": x.loss, "place": x.place, **how})
+    return draw(shape, x.class_dim, **{"loss": x.loss, "place": x.place, **arguments})
 
 
 def draw(
@@ -180,18 +180,18 @@ def placed(x: Tensor, place: str) -> Tensor:
 @contextmanager
 def noted_layouts() -> Iterator[list[softmax_layout.RowLayout]]:
     """Records the layouts of new plans within the context."""
-    found: list[softmax_layout.RowLayout] = []
+    layouts: list[softmax_layout.RowLayout] = []
 
     def recording(layout: Callable[..., softmax_layout.RowLayout]) -> Callable[..., softmax_layout.RowLayout]:
         def note(*arguments: Any) -> softmax_layout.RowLayout:
-            found.append(layout(*arguments))
-            return found[-1]
+            layouts.append(layout(*arguments))
+            return layouts[-1]
 
         return note
 
     names = ("row_layout", "label_only_layout", "dense_layout")
     with mock.patch.multiple(softmax_layout, **{x: recording(getattr(softmax_layout, x)) for x in names}):
-        yield found
+        yield layouts
 
 
 @contextmanager
@@ -240,8 +240,8 @@ def few_slices(count: int, ahead: int = 16) -> Iterator[None]:
 
     Threads have ``ahead`` vectors in flight.
     """
-    given = {"SLICES": count, "SLICE_AHEAD": ((ahead, 1),), "SLICE_ELEMENTS": 0, "SLICE_TILES": 1}
-    with mock.patch.multiple(softmax_layout, **given):
+    constants = {"SLICES": count, "SLICE_AHEAD": ((ahead, 1),), "SLICE_ELEMENTS": 0, "SLICE_TILES": 1}
+    with mock.patch.multiple(softmax_layout, **constants):
         yield
 
 
@@ -268,11 +268,11 @@ def gradient(value: Tensor, x: Tensor, grad_output: Tensor | float = 1.0, **more
     return gradients(value, [x], grad_output, **more)[0]
 
 
-def agrees_with_truth(given: Given, reduction: str | None = None, both: bool = True, **chosen: Any) -> None:
+def agrees_with_truth(sample: Given, reduction: str | None = None, both: bool = True, **overrides: Any) -> None:
     """Value and gradients match float64, for the upstream gradient that forward expects and for another one."""
     if reduction:
-        chosen["reduction"] = reduction
-    leaves, call = given.call.with_(**chosen).differentiable(both)
+        overrides["reduction"] = reduction
+    leaves, call = sample.call.with_(**overrides).differentiable(both)
     value = call()
     for grad_output in (upstream(value.detach()), value.detach() * 0 + 1) if value.numel() else ():
         exact = truth(call.loss, call.arguments, grad_output, str(value.device))
@@ -301,17 +301,17 @@ def pipelined(chunks: int = 10) -> Iterator[None]:
         yield
 
 
-def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
+def value_agrees_with_truth(sample: Drawn, **overrides: Any) -> None:
     """Without gradients, the value matches float64 and has the same bits as with gradients."""
     import torch
 
     with torch.no_grad():
-        alone = given.function(**{**given.arguments, **chosen})
-    where = str(given.input.device)
-    found = compare(alone, truth(given.loss, {**given.arguments, **chosen}, device=where).value)
-    require(found.ok, f"value alone: {found}")
-    x = given.input.detach().requires_grad_()
-    together = given.function(**{**given.arguments, "input": x, **chosen}).detach()
+        alone = sample.function(**{**sample.arguments, **overrides})
+    where = str(sample.input.device)
+    compared = compare(alone, truth(sample.loss, {**sample.arguments, **overrides}, device=where).value)
+    require(compared.ok, f"value alone: {compared}")
+    x = sample.input.detach().requires_grad_()
+    together = sample.function(**{**sample.arguments, "input": x, **overrides}).detach()
     require(same_bits(alone, together), f"value alone {alone}, with gradients {together}")
 
 
@@ -319,11 +319,11 @@ def value_agrees_with_truth(given: Drawn, **chosen: Any) -> None:
 DIRECTIONS = ("alike", "one", "of a class", "of a row", "transposed")
 
 
-def directions(given: Given, how: str, operand: str | None = None, generator: Generator | None = None) -> Tensor:
+def directions(sample: Given, how: str, operand: str | None = None, generator: Generator | None = None) -> Tensor:
     """Returns a direction for an operand, by default the logits."""
     import torch
 
-    call = given.call
+    call = sample.call
     x, dim = call.arguments[operand or call.operands[0]], call.arguments["class_dim"]
     drawn = torch.randn(x.shape, generator=generator or torch.Generator().manual_seed(2)).to(x.device, x.dtype)
     if how == "alike":
@@ -338,7 +338,7 @@ def directions(given: Given, how: str, operand: str | None = None, generator: Ge
 
 
 def second(
-    given: Given, along: Tensor | Mapping[str, Tensor], grad_output: Tensor, **chosen: Any
+    sample: Given, along: Tensor | Mapping[str, Tensor], grad_output: Tensor, **overrides: Any
 ) -> tuple[Tensor, ...]:
     """Returns the derivatives of the gradients times directions, with respect to grad_output and the operands.
 
@@ -346,7 +346,7 @@ def second(
     """
     import torch
 
-    leaves, call = given.call.with_(**chosen).differentiable()
+    leaves, call = sample.call.with_(**overrides).differentiable()
     if isinstance(along, torch.Tensor):
         along = {call.operands[0]: along}
     g = grad_output.detach().requires_grad_()
@@ -355,14 +355,18 @@ def second(
 
 
 def second_agrees_with_truth(
-    given: Given, how: str = "alike", reduction: str | None = None, moving: Sequence[bool] = (True, True), **chosen: Any
+    sample: Given,
+    how: str = "alike",
+    reduction: str | None = None,
+    moving: Sequence[bool] = (True, True),
+    **overrides: Any,
 ) -> None:
     """Second derivatives along directions of the ``moving`` operands match float64."""
     import torch
 
     if reduction:
-        chosen["reduction"] = reduction
-    call = given.call.with_(**chosen)
+        overrides["reduction"] = reduction
+    call = sample.call.with_(**overrides)
     names = [x for x, m in zip(call.operands, moving, strict=False) if m]
     generator = torch.Generator().manual_seed(1 + len(call.operands))
     along = {x: directions(call, how, x, generator) for x in names}
@@ -370,27 +374,27 @@ def second_agrees_with_truth(
     exact = truth(call.loss, call.arguments, grad_output, directions=along)
     assert exact.along is not None
     expected = {"grad_output": exact.along, **exact.changed}
-    for (name, x), found in zip(expected.items(), second(call, along, grad_output), strict=True):
-        compared = compare(found.cpu(), x)
+    for (name, x), derivative in zip(expected.items(), second(call, along, grad_output), strict=True):
+        compared = compare(derivative.cpu(), x)
         require(compared.ok, f"derivative of the gradients with respect to {name}: {compared}")
 
 
-def second_of_equal_logits(given: Drawn, **chosen: Any) -> None:
+def second_of_equal_logits(sample: Drawn, **overrides: Any) -> None:
     """Second derivatives match float64 if several logits share the maximum, the label's among them or not."""
     import torch
 
-    x = given.input.clamp(-4.0, 1.0).round()
-    largest = torch.where(given.target < 0, given.target, x.argmax(given.class_dim))
-    for target in (given.target, largest, x.flip(given.class_dim).argmax(given.class_dim)):
-        second_agrees_with_truth(given._replace(input=x, target=target), reduction="none", **chosen)
+    x = sample.input.clamp(-4.0, 1.0).round()
+    largest = torch.where(sample.target < 0, sample.target, x.argmax(sample.class_dim))
+    for target in (sample.target, largest, x.flip(sample.class_dim).argmax(sample.class_dim)):
+        second_agrees_with_truth(sample._replace(input=x, target=target), reduction="none", **overrides)
 
 
-def writes_one_gradient_in_one_pass_or_two(given: Given, **chosen: Any) -> None:
+def writes_one_gradient_in_one_pass_or_two(sample: Given, **overrides: Any) -> None:
     """Gradients have the bits of a two-pass gradient, whatever forward expects.
 
     The gradients of a second backward have the same bits, in memory of their own.
     """
-    leaves, call = given.call.with_(**chosen).differentiable()
+    leaves, call = sample.call.with_(**overrides).differentiable()
 
     def two_passes(grad_output: float) -> list[Tensor]:
         with options.set_one_pass(False):
@@ -412,37 +416,37 @@ def writes_one_gradient_in_one_pass_or_two(given: Given, **chosen: Any) -> None:
     require(same(first, kept), "the first gradient was written again")
 
 
-def is_the_same_with_and_without_gradient(given: Drawn, **chosen: Any) -> None:
+def is_the_same_with_and_without_gradient(sample: Drawn, **overrides: Any) -> None:
     """A value has the same bits with and without a gradient."""
     import torch
 
-    x = given.input.detach()
+    x = sample.input.detach()
     for reduction in ("mean", "none"):
-        arguments = {**given.arguments, **chosen, "reduction": reduction}
-        alone = given.function(**{**arguments, "input": x})
-        together = given.function(
+        arguments = {**sample.arguments, **overrides, "reduction": reduction}
+        alone = sample.function(**{**arguments, "input": x})
+        together = sample.function(
             **{**arguments, "input": x.clone(memory_format=torch.preserve_format).requires_grad_()}
         )
         require(same_bits(alone, together.detach()), f"another value with a gradient, {reduction}")
 
 
-def results(given: Drawn, **chosen: Any) -> list[Tensor]:
+def results(sample: Drawn, **overrides: Any) -> list[Tensor]:
     """Returns the values and gradients of all entry points."""
-    x = given.input.detach().requires_grad_()
-    found = []
+    x = sample.input.detach().requires_grad_()
+    tensors = []
     for reduction, grad_outputs in (("mean", (1.0, 1.0, -3.0)), ("none", (2.0,))):
         for grad_output in grad_outputs:
-            value = given.function(**{**given.arguments, "input": x, "reduction": reduction, **chosen})
-            found += [value.detach(), gradient(value, x, grad_output)]
-    return found
+            value = sample.function(**{**sample.arguments, "input": x, "reduction": reduction, **overrides})
+            tensors += [value.detach(), gradient(value, x, grad_output)]
+    return tensors
 
 
-def keeps_its_bits(given: Drawn, executions: Mapping[str, Callable[[], Any]], **chosen: Any) -> None:
+def keeps_its_bits(sample: Drawn, executions: Mapping[str, Callable[[], Any]], **overrides: Any) -> None:
     """Results have the same bits within every context of ``executions``: another grid, another order of threads."""
-    expected = results(given, **chosen)
+    expected = results(sample, **overrides)
     for name, execution in executions.items():
         with execution():
-            same = [same_bits(a, b) for a, b in zip(results(given, **chosen), expected, strict=True)]
+            same = [same_bits(a, b) for a, b in zip(results(sample, **overrides), expected, strict=True)]
         require(all(same), f"{name}: other bits")
 
 
@@ -451,16 +455,16 @@ BAD_ROWS = (NAN, INF, -INF)
 
 
 def leaves_rows_out(
-    given: Given,
+    sample: Given,
     reductions: Sequence[str] = ("mean", "none"),
     bad_rows: Sequence[float] = BAD_ROWS,
     both: bool = True,
-    **chosen: Any,
+    **overrides: Any,
 ) -> None:
     """Ignored or masked rows affect neither value nor gradients, whatever they hold, for any upstream gradient."""
     import torch
 
-    call = given.call.with_(**chosen)
+    call = sample.call.with_(**overrides)
     dim = call.arguments["class_dim"]
     clean = {x: call.arguments[x].detach() for x in call.operands}
     first, target = (call.arguments[str(x)] for x in NAMES[call.loss][:2])
@@ -473,9 +477,9 @@ def leaves_rows_out(
             spoiled = {x: torch.where(out.unsqueeze(dim), bad, v.contiguous()) for x, v in clean.items()}
             leaves, spoilt = call.with_(**spoiled, mask=mask, reduction=reduction).differentiable(both)
             value = spoilt()
-            found = [value.detach(), *gradients(value, leaves), *gradients(spoilt(), leaves, -3.0)]
-            expected = expected or found
-            require(all(map(same_bits, found, expected)), f"rows of {bad} that do not count, {reduction}")
+            outputs = [value.detach(), *gradients(value, leaves), *gradients(spoilt(), leaves, -3.0)]
+            expected = expected or outputs
+            require(all(map(same_bits, outputs, expected)), f"rows of {bad} that do not count, {reduction}")
             for grad_output in (INF, NAN):
                 written = gradients(spoilt(), leaves, grad_output)
                 none = all(bool((x.movedim(dim, -1)[out] == 0).all()) for x in written)
@@ -491,29 +495,34 @@ BAD_LABELS: Mapping[str, Callable[[int], int]] = {
 }
 
 
-def survives_labels_out_of_range(given: Drawn, bad_labels: Sequence[str] = tuple(BAD_LABELS), **chosen: Any) -> None:
+def survives_labels_out_of_range(
+    sample: Drawn, bad_labels: Sequence[str] = tuple(BAD_LABELS), **overrides: Any
+) -> None:
     """An out-of-range label makes the value of its row NaN and the gradient 0, and does not affect other rows."""
-    dim, classes = given.class_dim, given.input.shape[given.class_dim]
-    x = given.input.detach().requires_grad_()
-    arguments = {**given.arguments, "input": x, "reduction": "none", "check_targets": "off", **chosen}
-    value = given.function(**arguments)
+    dim, classes = sample.class_dim, sample.input.shape[sample.class_dim]
+    x = sample.input.detach().requires_grad_()
+    arguments = {**sample.arguments, "input": x, "reduction": "none", "check_targets": "off", **overrides}
+    value = sample.function(**arguments)
     expected = value.detach(), gradient(value, x, 2.0)
     for label in (BAD_LABELS[x](classes) for x in bad_labels):
-        target = given.target.clone()
+        target = sample.target.clone()
         at = (target != -100).nonzero()[-1]
         target[tuple(at)] = label
         bad = target == label
-        value = given.function(**{**arguments, "target": target})
+        value = sample.function(**{**arguments, "target": target})
         require(bool(value.detach()[bad].isnan().all()), f"a label of {label} has a value")
         require(same_bits(value.detach()[~bad], expected[0][~bad]), f"a label of {label} changes other rows")
-        found = gradient(value, x, 2.0).movedim(dim, -1)
-        require(bool((found[bad] == 0).all()), f"a label of {label} has a gradient")
-        require(same_bits(found[~bad], expected[1].movedim(dim, -1)[~bad]), f"{label}: gradients of other rows")
+        row_gradients = gradient(value, x, 2.0).movedim(dim, -1)
+        require(bool((row_gradients[bad] == 0).all()), f"a label of {label} has a gradient")
+        require(same_bits(row_gradients[~bad], expected[1].movedim(dim, -1)[~bad]), f"{label}: gradients of other rows")
         for grad_output in (1.0, -3.0):
-            mean = given.function(**{**arguments, "target": target, "reduction": "mean"})
+            mean = sample.function(**{**arguments, "target": target, "reduction": "mean"})
             require(bool(mean.isnan()), f"a label of {label}: {mean}")
-            found = gradient(mean, x, grad_output).movedim(dim, -1)
-            require(bool((found[bad] == 0).all() and found[~bad].isfinite().all()), f"{label}: gradient of a mean")
+            row_gradients = gradient(mean, x, grad_output).movedim(dim, -1)
+            require(
+                bool((row_gradients[bad] == 0).all() and row_gradients[~bad].isfinite().all()),
+                f"{label}: gradient of a mean",
+            )
 
 
 class Edge(NamedTuple):
@@ -550,17 +559,17 @@ def keeps_edges(shape: Sequence[int], class_dim: int, device: str = "cpu") -> No
     rows = (*shape[:class_dim], *shape[class_dim + 1 :])
     x = torch.full((*rows, shape[class_dim]), -INF)
     flat, y = x.view(-1, shape[class_dim]), torch.zeros(rows, dtype=torch.int64)
-    chosen = list(EDGES.items())
-    taken = [chosen[i % len(chosen)] for i in range(len(flat))]
-    for i, (_, edge) in enumerate(taken):
+    edges = list(EDGES.items())
+    row_edges = [edges[i % len(edges)] for i in range(len(flat))]
+    for i, (_, edge) in enumerate(row_edges):
         # Alternates between the start and the end of a row.
-        place = slice(0, 4) if i // len(chosen) % 2 == 0 else slice(shape[class_dim] - 4, shape[class_dim])
+        place = slice(0, 4) if i // len(edges) % 2 == 0 else slice(shape[class_dim] - 4, shape[class_dim])
         flat[i, place] = torch.tensor(edge.logits)
         y.view(-1)[i] = edge.label + (place.start or 0)
     operand = x.movedim(-1, class_dim).contiguous().to(device).requires_grad_()
     value = F.cross_entropy(operand, y.to(device), class_dim=class_dim, reduction="none")
-    found = gradient(value, operand).movedim(class_dim, -1).reshape(flat.shape).cpu()
-    for i, (name, edge) in enumerate(taken):
+    row_gradients = gradient(value, operand).movedim(class_dim, -1).reshape(flat.shape).cpu()
+    for i, (name, edge) in enumerate(row_edges):
         exact = torch.full((shape[class_dim],), 0.0 if edge.value == edge.value else NAN, dtype=torch.float64)
         start = int(y.view(-1)[i]) - edge.label
         exact[start : start + 4] = torch.tensor(edge.gradient, dtype=torch.float64)
@@ -569,10 +578,11 @@ def keeps_edges(shape: Sequence[int], class_dim: int, device: str = "cpu") -> No
             equal_nan=True, msg=lambda m, name=name: f"value, {name}: {m}",
         )  # fmt: skip
         torch.testing.assert_close(
-            found[i].double(), exact, rtol=1e-6, atol=1e-12, equal_nan=True,
+            row_gradients[i].double(), exact, rtol=1e-6, atol=1e-12, equal_nan=True,
             msg=lambda m, name=name: f"gradient, {name}: {m}",
         )  # fmt: skip
-    sure = [i for i, (name, _) in enumerate(taken) if name.startswith("confident")]
+    sure = [i for i, (name, _) in enumerate(row_edges) if name.startswith("confident")]
     require(
-        bool((found[sure].double().sum(-1).abs() < 1e-7 * found[sure].abs().sum(-1)).all()), "gradients add up to 0"
+        bool((row_gradients[sure].double().sum(-1).abs() < 1e-7 * row_gradients[sure].abs().sum(-1)).all()),
+        "gradients add up to 0",
     )

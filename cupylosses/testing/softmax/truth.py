@@ -74,50 +74,50 @@ def truth(
     import torch
 
     first, second, weights = NAMES[name]
-    given = {**_COMMON, **DEFAULTS[name], **arguments}
-    x, target = (given[n].detach().to(device) for n in (first, second))
-    dim = given["class_dim"] if given["class_dim"] is not None else min(1, x.dim() - 1)
+    values = {**_COMMON, **DEFAULTS[name], **arguments}
+    x, target = (values[n].detach().to(device) for n in (first, second))
+    dim = values["class_dim"] if values["class_dim"] is not None else min(1, x.dim() - 1)
     hard = not target.is_floating_point()
     rows_shape = x.movedim(dim, -1).shape[:-1]
     classes = x.shape[dim]
     logits = x.double().movedim(dim, -1).reshape(-1, classes)
     labels = target.long().reshape(-1) if hard else target.double().movedim(dim, -1).reshape(-1, classes)
     used = torch.ones(rows_shape, dtype=torch.bool, device=device)
-    if given["mask"] is not None:
-        used = used & given["mask"].to(device)
+    if values["mask"] is not None:
+        used = used & values["mask"].to(device)
     used = used.reshape(-1)
     if hard:
-        used = used & (labels != given["ignore_index"])
-    w = given.get(weights) if weights else None
+        used = used & (labels != values["ignore_index"])
+    w = values.get(weights) if weights else None
     wide: dict[str, Any] = {"dtype": torch.float64, "device": device}
     w = torch.ones(classes, **wide) if w is None else w.detach().to(**wide)
 
     z, t = logits[used].requires_grad_(), labels[used]
     if not hard:
         t.requires_grad_()
-    options = {k: given[k] for k in ("label_smoothing", "z_loss", "gamma", "poly", "log_target", "beta")}
-    scale = given["logit_scale"] / given["temperature"]
-    cost, size, size_of_z, size_of_t, lse = _rows(name, z, t, w, options, scale, given["softcap"])
+    options = {k: values[k] for k in ("label_smoothing", "z_loss", "gamma", "poly", "log_target", "beta")}
+    scale = values["logit_scale"] / values["temperature"]
+    cost, size, size_of_z, size_of_t, lse = _rows(name, z, t, w, options, scale, values["softcap"])
 
     divisor = 1.0
-    reduction = given["reduction"]
+    reduction = values["reduction"]
     if reduction == "mean":
         weighted = hard and name in ("cross_entropy", "nll_loss")
         divisor = float(w[t].sum()) if weighted else float(used.sum())
     elif reduction == "batchmean":
         divisor = float(rows_shape[0]) if rows_shape else 1.0
-    if given["normalizer"] is not None and reduction in ("mean", "batchmean"):
-        divisor = float(given["normalizer"])
+    if values["normalizer"] is not None and reduction in ("mean", "batchmean"):
+        divisor = float(values["normalizer"])
 
     upstream = torch.as_tensor(grad_output, **wide)
     per_row = upstream.expand(rows_shape).reshape(-1)[used] if reduction == "none" else upstream / (divisor or inf)
     per_row = per_row.expand(len(z))
     leaves = [z] if hard else [z, t]
-    found: Sequence[Tensor] = [torch.zeros_like(a) for a in leaves]
+    leaf_grads: Sequence[Tensor] = [torch.zeros_like(a) for a in leaves]
     if len(z):
-        found = torch.autograd.grad(cost, leaves, per_row, create_graph=bool(directions))
+        leaf_grads = torch.autograd.grad(cost, leaves, per_row, create_graph=bool(directions))
     gradients = {}
-    for n, g, s in zip((first, second), found, (size_of_z, size_of_t), strict=False):
+    for n, g, s in zip((first, second), leaf_grads, (size_of_z, size_of_t), strict=False):
         full, total = torch.zeros_like(logits), torch.zeros_like(logits)
         full[used], total[used] = g.detach(), s * per_row.abs()[:, None]
         back = [a.reshape(*rows_shape, classes).movedim(-1, dim) for a in (full, total)]
@@ -134,13 +134,13 @@ def truth(
     if directions:
         moved = {n: v.detach().to(**wide).movedim(dim, -1).reshape(-1, classes)[used] for n, v in directions.items()}
         of_leaves = dict(zip((first, second), leaves, strict=False))
-        slopes = torch.autograd.grad(cost.sum(), leaves, retain_graph=True) if len(z) else found
+        slopes = torch.autograd.grad(cost.sum(), leaves, retain_graph=True) if len(z) else leaf_grads
         sizes = (size_of_z, size_of_t)
         terms = {n: (g, s) for n, g, s in zip(of_leaves, slopes, sizes, strict=False)}
         rows = [sum((terms[n][0] * v).sum(-1) for n, v in moved.items())]
         rows += [sum((terms[n][1] * v.abs()).sum(-1) for n, v in moved.items())]
         along = reduced(*rows, divisor or inf)
-        curved = [(g, moved[n]) for n, g in zip(of_leaves, found, strict=True) if n in moved and g.requires_grad]
+        curved = [(g, moved[n]) for n, g in zip(of_leaves, leaf_grads, strict=True) if n in moved and g.requires_grad]
         bent: Sequence[Any] = [None] * len(leaves)
         if curved:
             outputs, cotangents = zip(*curved, strict=True)
@@ -152,7 +152,9 @@ def truth(
                 # With two operands, the error is measured against the largest derivative of the row.
                 total[used] = 64 * (h.abs() + h.abs().amax(-1, keepdim=True))
                 if hard:
-                    total[used] = per_row.abs()[:, None] * _bent(z.detach(), moved[n], size_of_z, x.dtype, scale, given)
+                    total[used] = per_row.abs()[:, None] * _bent(
+                        z.detach(), moved[n], size_of_z, x.dtype, scale, values
+                    )
             back = [a.reshape(*rows_shape, classes).movedim(-1, dim) for a in (full, total)]
             changed[n] = Expected(back[0], back[1], back[1])
 
@@ -165,17 +167,17 @@ def truth(
     return SoftmaxTruth(expected, gradients, full_lse.reshape(rows_shape), accuracy, along, changed)
 
 
-def _bent(z: Tensor, v: Tensor, size: Tensor, kind: Any, scale: float, given: Mapping[str, Any]) -> Tensor:
+def _bent(z: Tensor, v: Tensor, size: Tensor, kind: Any, scale: float, values: Mapping[str, Any]) -> Tensor:
     """Returns the size of the derivative along v of a gradient of the given size, for class indices."""
     import torch
 
     p = torch.softmax(z * scale, -1)
     # A shift of all logits changes only a softcap and lse; but the truth is no more accurate than float64.
     apart = (v - v.gather(-1, z.argmax(-1, keepdim=True))).abs()
-    if given["softcap"] is not None or given["z_loss"]:
+    if values["softcap"] is not None or values["z_loss"]:
         apart = v.abs()
     apart = apart + v.abs() * (1.0 if kind == torch.float64 else 1e-8)
-    factor = (1 + given["gamma"]) ** 2 * (scale + (2.0 * scale / given["softcap"] if given["softcap"] else 0.0))
+    factor = (1 + values["gamma"]) ** 2 * (scale + (2.0 * scale / values["softcap"] if values["softcap"] else 0.0))
     each = size * (apart + (p * apart).sum(-1, keepdim=True))
     return factor * (each + p * (size * apart).sum(-1, keepdim=True))
 
@@ -199,8 +201,8 @@ def _rows(
     with torch.no_grad():
         # As a difference of two large numbers, the log-probability of a sure class would have no correct digits.
         top = torch.nn.functional.one_hot(z.argmax(-1), z.shape[-1]).bool()
-        rest = torch.where(top, 0.0, torch.exp(z - z.amax(-1, keepdim=True))).sum(-1, keepdim=True)
-        digits = torch.where(top & rest.isfinite(), -torch.log1p(rest) - log_p, 0.0)
+        others = torch.where(top, 0.0, torch.exp(z - z.amax(-1, keepdim=True))).sum(-1, keepdim=True)
+        digits = torch.where(top & others.isfinite(), -torch.log1p(others) - log_p, 0.0)
     log_p = log_p + digits
     target = torch.log_softmax(logits(t), -1) if name == "distillation_loss" else t
     terms = _terms(name, log_p, target, w, **options)
@@ -264,11 +266,11 @@ def _terms(
     if t.is_floating_point():
         return -w * ((1 - label_smoothing) * t + label_smoothing / classes) * log_p
     hot = torch.zeros_like(log_p).scatter(-1, t[:, None], 1.0)
-    rest = 1 - log_p.exp()
+    complement = 1 - log_p.exp()
     # Where 1 - p is 0, its power has no derivative.
-    power = torch.where(rest > 0, torch.where(rest > 0, rest, 1.0) ** gamma, float(gamma == 0))
-    own = (1 - label_smoothing) * (power * -log_p + poly * rest)
-    return w * (torch.where(hot > 0, own, 0.0) - label_smoothing / classes * log_p)
+    power = torch.where(complement > 0, torch.where(complement > 0, complement, 1.0) ** gamma, float(gamma == 0))
+    label_cost = (1 - label_smoothing) * (power * -log_p + poly * complement)
+    return w * (torch.where(hot > 0, label_cost, 0.0) - label_smoothing / classes * log_p)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -362,14 +364,14 @@ def _exactly(
     from mpmath import mp
 
     w = [mp.mpf(1)] * classes if weight is None else [mp.mpf(a) for a in weight]
-    given = {"label_smoothing": 0.0, "z_loss": 0.0, "gamma": 0.0, "poly": 0.0, "log_target": False, "beta": 0.0}
-    given = {k: v if isinstance(v, bool) else mp.mpf(v) for k, v in {**given, **options}.items()}
+    parameters = {"label_smoothing": 0.0, "z_loss": 0.0, "gamma": 0.0, "poly": 0.0, "log_target": False, "beta": 0.0}
+    parameters = {k: v if isinstance(v, bool) else mp.mpf(v) for k, v in {**parameters, **options}.items()}
 
     def logits(a: Sequence[Any]) -> list[Any]:
         return [softcap * mp.tanh(scale * b / softcap) if softcap else scale * b for b in a]
 
     def cost(a: Sequence[Any], target: int | Sequence[Any]) -> Any:
-        return _exact_cost(name, logits(a), target, w, logits, **given)
+        return _exact_cost(name, logits(a), target, w, logits, **parameters)
 
     return cost
 
@@ -405,8 +407,8 @@ def _exact_cost(
         return beta * of_q + (1 - beta) * of_p
     smooth = -mp.fsum(a * b for a, b in zip(w, log_p, strict=True)) / len(z)
     if isinstance(target, int):
-        rest = 1 - mp.exp(log_p[target])
-        hard = w[target] * (rest**gamma * -log_p[target] + poly * rest)
+        complement = 1 - mp.exp(log_p[target])
+        hard = w[target] * (complement**gamma * -log_p[target] + poly * complement)
     else:
         hard = -mp.fsum(a * mp.mpf(t) * b for a, t, b in zip(w, target, log_p, strict=True))
     return (1 - label_smoothing) * hard + label_smoothing * smooth + z_loss * lse**2
