@@ -511,7 +511,7 @@ def test_order_of_additions_knows_no_device() -> None:
     assert list(inspect.signature(pointwise_layout.threads).parameters) == ["chunks"]
     of_layout = ["shape", "streams", "micro_tile", "widest", "stages_16_bits"]
     assert list(inspect.signature(pointwise_layout.layout).parameters) == of_layout
-    assert list(inspect.signature(pointwise_layout.staged_threads).parameters) == ["found", "streams"]
+    assert list(inspect.signature(pointwise_layout.staged_threads).parameters) == ["space", "streams"]
     assert list(inspect.signature(pointwise_layout.sum_layout).parameters) == ["shape", "streams", "result"]
 
 

@@ -749,8 +749,8 @@ S, Y = torch.ones(2, 3), torch.zeros(2).long()
         (ONE, (S, Y), {"check_targets": "never"}, ValueError, "`check_targets` must be one of"),
         (ONE, (Y, S), {}, TypeError, "Are `input` and `target` swapped"),
         (ONE, (S, torch.zeros(2)), {}, TypeError, "`target` must have one of the dtypes"),
-        (LISTS, (S, Y), {}, ValueError, "`target` must have the shape of `input` but for"),
-        (LISTS, (S, torch.zeros(3, 3).long()), {}, ValueError, "`target` must have the shape of `input` but for"),
+        (LISTS, (S, Y), {}, ValueError, "`target` must have the shape of `input` except for"),
+        (LISTS, (S, torch.zeros(3, 3).long()), {}, ValueError, "`target` must have the shape of `input` except for"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )

@@ -289,14 +289,14 @@ struct GatheredLayout {
   // kLongRows.
   template <int kStream>
   __device__ __forceinline__ int64 jump(const Cursor& cursor) const {
-    int64 found = wrap[kStream][0];
+    int64 distance = wrap[kStream][0];
     bool ends = true;
 #pragma unroll
     for (int d = 1; d + 1 < kRank; ++d) {
       ends = ends && cursor.left[d] == 1;
-      found += ends ? wrap[kStream][d] : 0;
+      distance += ends ? wrap[kStream][d] : 0;
     }
-    return found;
+    return distance;
   }
   // Calls visit(i, offset) for each of kCount elements, starting at the cursor.
   template <int kStream, int kCount, class Visit>
@@ -442,19 +442,19 @@ struct StripLayout : RowEnds<kRagged_> {
   }
   // Returns the cursor, or if it is absent one that is present: in the same plane, or with kRagged the very first.
   __device__ __forceinline__ Cursor inside(const Cursor& cursor) const {
-    Cursor found = cursor;
+    Cursor clamped = cursor;
     if constexpr (kRagged) {
-      const bool there = present(cursor);
-      found.element = there ? cursor.element : 0;
+      const bool is_present = present(cursor);
+      clamped.element = is_present ? cursor.element : 0;
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s) found.base[s] = there ? cursor.base[s] : 0;
+      for (int s = 0; s < kStreams; ++s) clamped.base[s] = is_present ? cursor.base[s] : 0;
     } else {
       const int64 up = cursor.row < rows ? 0 : cursor.row - rows + 1;
       const int64 left = cursor.column < columns ? 0 : (cursor.column - columns + 1) * kVecSize;
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s) found.base[s] -= up * row_stride[s] + left * inner_stride[s];
+      for (int s = 0; s < kStreams; ++s) clamped.base[s] -= up * row_stride[s] + left * inner_stride[s];
     }
-    return found;
+    return clamped;
   }
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {
@@ -530,13 +530,13 @@ struct TiledLayout {
     return shifted < tiles_a ? shifted : shifted - tiles_a;
   }
   __device__ __forceinline__ Cursor at(int64 vector) const {
-    const int64 tile = vector / Tile::kVectors, plane = tile / per_plane, rest = tile - plane * per_plane;
+    const int64 tile = vector / Tile::kVectors, plane = tile / per_plane, tile_in_plane = tile - plane * per_plane;
     const int within = static_cast<int>(vector % Tile::kVectors), lane = within % kWarp;
-    const int64 tile_b = rest / tiles_a;
+    const int64 tile_b = tile_in_plane / tiles_a;
     Cursor cursor;
     cursor.step = within / kWarp;
     cursor.phases = 0;
-    const int64 tile_a = across(rest - tile_b * tiles_a, tile_b);
+    const int64 tile_a = across(tile_in_plane - tile_b * tiles_a, tile_b);
     cursor.whole = plane < planes && (tile_a + 1) * Tile::kSideA <= size_a && (tile_b + 1) * Tile::kSideB <= size_b;
     cursor.a = tile_a * Tile::kSideA + cursor.step / Tile::kStepsB * Tile::kStepA + lane % Tile::kLanesA * Tile::kA;
     cursor.b = tile_b * Tile::kSideB + cursor.step % Tile::kStepsB * Tile::kStepB + lane / Tile::kLanesA * Tile::kB;
@@ -567,16 +567,16 @@ struct TiledLayout {
   }
   // Returns the cursor, or if it is absent one of the same plane that is present.
   __device__ __forceinline__ Cursor inside(const Cursor& cursor) const {
-    Cursor found = cursor;
-    found.a = cursor.a < size_a ? cursor.a : size_a - Tile::kA;
-    found.b = cursor.b < size_b ? cursor.b : size_b - Tile::kB;
+    Cursor clamped = cursor;
+    clamped.a = cursor.a < size_a ? cursor.a : size_a - Tile::kA;
+    clamped.b = cursor.b < size_b ? cursor.b : size_b - Tile::kB;
     if constexpr (kOneLine) {
 #pragma unroll
       for (int s = 0; s < kStreams; ++s) {
-        found.base[s] -= (cursor.a - found.a) * stride_a[s] + (cursor.b - found.b) * stride_b[s];
+        clamped.base[s] -= (cursor.a - clamped.a) * stride_a[s] + (cursor.b - clamped.b) * stride_b[s];
       }
     }
-    return found;
+    return clamped;
   }
   template <int kStream, bool kSplat>
   __device__ __forceinline__ int64 offset(const Cursor& cursor) const {

@@ -24,11 +24,11 @@ __device__ __forceinline__ void relayout(const Element* from, Element* to, int64
   constexpr int kPitch = kA + 1;
   __shared__ Element tile[kB * kPitch];
   const int64 tiles_a = (count_a + kA - 1) / kA, tiles_b = (count_b + kB - 1) / kB;
-  const int64 index = blockIdx.x, matrix = index / (tiles_a * tiles_b), rest = index - matrix * tiles_a * tiles_b;
+  const int64 index = blockIdx.x, matrix = index / (tiles_a * tiles_b), tile_index = index - matrix * tiles_a * tiles_b;
   // Consecutive tiles are neighbours along the dimension with fewer tiles. Blocks that run at the same time then cover
   // whole rows of one array and long parts of rows of the other.
   const bool along_a = tiles_a <= tiles_b;
-  const int64 fewest = along_a ? tiles_a : tiles_b, fast = rest % fewest, slow = rest / fewest;
+  const int64 fewest = along_a ? tiles_a : tiles_b, fast = tile_index % fewest, slow = tile_index / fewest;
   const int64 first_a = (along_a ? fast : slow) * kA, first_b = (along_a ? slow : fast) * kB;
   // Number of elements of this tile along a and along b.
   const int length_a = static_cast<int>(count_a - first_a < kA ? count_a - first_a : kA);

@@ -49,12 +49,12 @@ __device__ __forceinline__ void finish_value(const double* shares, Result* value
 template <int kVec, class Compute, class Storage, class Result>
 __device__ __forceinline__ void rescale(const Result* grad_output, const double* used, double* expected,
                                         Storage* gradient, int64 count) {
-  const double given = widen<double>(*grad_output), before = *used;
-  if (__double_as_longlong(given) == __double_as_longlong(before)) return;
+  const double true_grad_output = widen<double>(*grad_output), before = *used;
+  if (__double_as_longlong(true_grad_output) == __double_as_longlong(before)) return;
   const int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64 step = static_cast<int64>(gridDim.x) * blockDim.x, vectors = count / kVec;
-  if (expected != nullptr && thread == 0 && can_be_expected(given)) *expected = given;
-  const Compute ratio = static_cast<Compute>(given / before);
+  if (expected != nullptr && thread == 0 && can_be_expected(true_grad_output)) *expected = true_grad_output;
+  const Compute ratio = static_cast<Compute>(true_grad_output / before);
   for (int64 v = thread; v < vectors; v += step) {
     Pack<Storage, kVec> pack = reinterpret_cast<const Pack<Storage, kVec>*>(gradient)[v];
 #pragma unroll
@@ -72,11 +72,11 @@ __device__ __forceinline__ void rescale(const Result* grad_output, const double*
 template <int kVec, class Storage, class Result, class Main>
 __device__ __forceinline__ void add_rescaled(const Result* grad_output, const double* used, double* expected,
                                              const Storage* gradient, Main* main_grad, int64 count) {
-  const double given = widen<double>(*grad_output);
+  const double true_grad_output = widen<double>(*grad_output);
   const int64 thread = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64 step = static_cast<int64>(gridDim.x) * blockDim.x, vectors = count / kVec;
-  if (expected != nullptr && thread == 0 && can_be_expected(given)) *expected = given;
-  const Main ratio = static_cast<Main>(given / *used);
+  if (expected != nullptr && thread == 0 && can_be_expected(true_grad_output)) *expected = true_grad_output;
+  const Main ratio = static_cast<Main>(true_grad_output / *used);
   for (int64 v = thread; v < vectors; v += step) {
     const Pack<Storage, kVec> pack = reinterpret_cast<const Pack<Storage, kVec>*>(gradient)[v];
     Pack<Main, kVec> sum = reinterpret_cast<const Pack<Main, kVec>*>(main_grad)[v];

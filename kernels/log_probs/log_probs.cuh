@@ -266,10 +266,10 @@ __device__ __forceinline__ typename Program::Moments partial_moments(const Progr
         present = k + 1;
       }
     }
-    const Compute own = logits_of(program, x, present, z);
-    part.max_logit = kWarps ? subwarp_reduce(own, kWarp, MaxOp{}) : own;
+    const Compute local_max = logits_of(program, x, present, z);
+    part.max_logit = kWarps ? subwarp_reduce(local_max, kWarp, MaxOp{}) : local_max;
     // Only the first lane that has the maximum holds a class. All such lanes could, at the price of spilled registers.
-    bool hold = own > -scalar_infinity(own) && identical(own, part.max_logit);
+    bool hold = local_max > -scalar_infinity(local_max) && identical(local_max, part.max_logit);
     if (kWarps) hold = first_of_subwarp(hold, kWarp);
     add_exponentials(program, z, hold, part);
   }
@@ -424,14 +424,14 @@ __device__ __forceinline__ void store_log_prob_gradient(const Program& program, 
       Compute z, slope;
       program.logit_and_slope(raw[i], z, slope);
       const Compute d = below_max(z, row.max_logit), p = exp_nonpositive(d) * row.inv_sum;
-      Compute rest = up.total;
+      Compute p_coeff = up.total;
       if (has_label) {
         const Compute complement = identical(z, row.max_logit) ? row.max_complement : Compute(1) - p;
-        rest -= of_label[i];
+        p_coeff -= of_label[i];
         g[i] = of_label[i] * complement;
       }
-      if (Program::kEntropy) rest += up.entropy * (d + row.mean_gap);
-      g[i] = (g[i] - p * rest) * slope;
+      if (Program::kEntropy) p_coeff += up.entropy * (d + row.mean_gap);
+      g[i] = (g[i] - p * p_coeff) * slope;
     }
   }
   store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));

@@ -162,15 +162,15 @@ __device__ __forceinline__ void stage_source(const Layout& layout, typename Layo
     const int lane = threadIdx.x % kWarp;
     const int64 stride_a = layout.stride_a[kStream], stride_b = layout.stride_b[kStream];
     const int64 first_a = first.a - lane, left_a = layout.size_a - first_a, left_b = layout.size_b - first.b;
-    const Storage* const own = x.pointer + first.base[kStream];
-    const Storage* const from = own - lane * stride_a;
+    const Storage* const lane_start = x.pointer + first.base[kStream];
+    const Storage* const from = lane_start - lane * stride_a;
     if constexpr (S::kAlong == Along::kA) {
       copy_lines<Tile::kSideA, Tile::kSideB>(from, stride_b, x.tile, left_b, left_a, false, false, false);
     } else {
-      const bool even = stride_a % 2 == 0 && phase_of(own) == 0;
+      const bool even = stride_a % 2 == 0 && phase_of(lane_start) == 0;
       const bool inside = first.whole && (even || (first.b > 0 && left_b > Tile::kSideB + 1));
       copy_lines<Tile::kSideB, Tile::kSideA>(from, stride_a, x.tile, left_a, left_b, first.b > 0, inside, even);
-      first.phases |= phase_of(own) << kStream;
+      first.phases |= phase_of(lane_start) << kStream;
     }
   }
 }

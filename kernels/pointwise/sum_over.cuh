@@ -331,8 +331,8 @@ __device__ __forceinline__ void sum_slices(const Program& program, const Deposit
         Compute term[kVecSize];
 #pragma unroll
         for (int v = 0; v < kVecSize; ++v) {
-          const Compute found = program.evaluate(terms, shared, v);
-          term[v] = !Program::kRagged || v < terms_present ? found : Compute(0);
+          const Compute summand = program.evaluate(terms, shared, v);
+          term[v] = !Program::kRagged || v < terms_present ? summand : Compute(0);
         }
         total[0] += sum_tree(term);
       }

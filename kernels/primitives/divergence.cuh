@@ -313,18 +313,18 @@ __device__ __forceinline__ Entropy<float> scalar_entropy(float a, float m, float
   if (kNarrow) {
     // In units of m, with r = a / m. For a = 0 the logarithm is finite, because it is multiplied by 0.
     const float f = difference * inverse, r = a * inverse;
-    const NarrowLog<float> found = scalar_narrow_log(f, scalar_log_difference(fmaxf(a, 1e-37f), m));
-    return {found.log,
-            m * select_computed(found.near, f * f * scalar_fma(r, found.excess, 1.0f), scalar_fma(r, found.log, -f))};
+    const NarrowLog<float> log_ratio = scalar_narrow_log(f, scalar_log_difference(fmaxf(a, 1e-37f), m));
+    return {log_ratio.log, m * select_computed(log_ratio.near, f * f * scalar_fma(r, log_ratio.excess, 1.0f),
+                                               scalar_fma(r, log_ratio.log, -f))};
   }
   const int ratio = __float_as_int(a * inverse);
   // Without this exponent the quotient is between 1 / sqrt(2) and sqrt(2). Unsigned, because a may be -0.
   const int exponent = static_cast<int>((static_cast<unsigned>(ratio) - 0x3f3504f3u) & ~0x7fffffu);
   const bool near = fabsf(difference) * 3.0f <= a + m;
-  const LogRatio<float> found =
+  const LogRatio<float> log_ratio =
       scalar_log_ratio(near, difference, a + m,
                        __int_as_float(static_cast<int>(static_cast<unsigned>(ratio) - exponent)), 1.0f, exponent);
-  return {found.log, scalar_relative_entropy(a, found, difference)};
+  return {log_ratio.log, scalar_relative_entropy(a, log_ratio, difference)};
 }
 __device__ __forceinline__ Entropy<double> scalar_entropy(double a, double m, double difference, double) {
   const LogRatio<double> ratio = scalar_log_ratio(a, m, difference, a + m);

@@ -89,8 +89,8 @@ struct GroupProgram {
   __device__ __forceinline__ void keep(double* shared, int64 room) {
     constexpr int64 kRecord = sizeof(GroupRecord<Number>) / sizeof(double);
     const bool fits = samples * (kParts * numbers() + 1) + kRecord * groups() <= room;
-    double* const behind = const_cast<double*>(partials) + samples * chunks * kParts * numbers();
-    sums = reinterpret_cast<Number*>(fits ? shared : behind);
+    double* const global = const_cast<double*>(partials) + samples * chunks * kParts * numbers();
+    sums = reinterpret_cast<Number*>(fits ? shared : global);
     records = reinterpret_cast<GroupRecord<Number>*>(sums + samples * numbers());
     of_samples = reinterpret_cast<double*>(records + groups());
   }

@@ -30,9 +30,9 @@
 
 // Gradient of a voxel with kLabelApart. y is the label, c any other class, S the sum of exponentials. A and B are the
 // coefficients `row.exp_coeff` and `row.target` of the voxel loss, and k is its scale.
-//   mean = sum over all classes of p_c g_c       rest = sum over the other classes of p_c (g_c - g_y)
-//   d/dx_c = e_c (g_c / S - mean / S + k A)      d/dx_y = -p_y rest + k B
-// Whatever all classes share is computed once. The mean is not computed as g_y + rest: that adds a rounding error of
+//   mean = sum over all classes of p_c g_c       excess = sum over the other classes of p_c (g_c - g_y)
+//   d/dx_c = e_c (g_c / S - mean / S + k A)      d/dx_y = -p_y excess + k B
+// Whatever all classes share is computed once. The mean is not computed as g_y + excess: that adds a rounding error of
 // g_y, which is far larger than the mean and the other g_c if the label is rare and improbable.
 template <class Compute>
 struct LabelGradient {
@@ -55,8 +55,8 @@ __device__ __forceinline__ LabelGradient<typename Program::Compute> gradient_of_
   using Guarded = typename Program::Guarded;
   const Compute at_label = coeffs.of_label(target.label);
   const Compute mean = scalar_fma(softmax.label_e, at_label, sum) * softmax.inv_sum;
-  const Compute rest = (sum - at_label * softmax.others) * softmax.inv_sum;
-  LabelGradient<Compute> y{-rest * (softmax.label_e * softmax.inv_sum), -mean * softmax.inv_sum,
+  const Compute excess = (sum - at_label * softmax.others) * softmax.inv_sum;
+  LabelGradient<Compute> y{-excess * (softmax.label_e * softmax.inv_sum), -mean * softmax.inv_sum,
                            GradCoeffs<Guarded>::all(Guarded(0))};
   if constexpr (Program::kVoxel == kRow) {
     // A NaN logit reaches every gradient through the sum, so it needs no mark. Weights may be NaN as well.
@@ -84,7 +84,7 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
   const LabelGradient<Compute> of_label =
       gradient_of_label(program, classes, softmax, target, i, coeffs, voxel_scale, sum);
   // The label as a bit: with few classes, one instruction tests it for all of them.
-  const unsigned own = Program::kTile > 0 ? 0u : opaque(1u << target.label);
+  const unsigned label_bit = Program::kTile > 0 ? 0u : opaque(1u << target.label);
   Compute total = Compute(0);
 #pragma unroll(Program::kLoop)
   for (int c = 0; c < classes.count(); ++c) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
     if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
       y -= unguarded(guarded(voxel_scale) * (of_label.row.weight_coeff * guarded(program.weight(c))));
     }
-    const bool is_own = Program::kTile > 0 ? c == target.label : (own & (1u << c)) != 0;
+    const bool is_own = Program::kTile > 0 ? c == target.label : (label_bit & (1u << c)) != 0;
     y = is_own ? of_label.by_label : y;
     if constexpr (Program::kVoxel == kElement) {
       const auto cost = element_loss<kMode | 1u>(program, classes, c, i, c == target.label ? Compute(1) : Compute(0));
@@ -275,13 +275,13 @@ struct SharedCoeffs {
     if constexpr (!Program::kDense || Program::kClasses == 0) {
       return derivative(classes, target, c, i, p);
     } else {
-      Compute found = Compute(0);
+      Compute selected = Compute(0);
 #pragma unroll
       for (int k = 0; k < Program::kClasses; ++k) {
         const Compute t = force_computed(classes.target(k, i));
-        found = k == c ? t : found;
+        selected = k == c ? t : selected;
       }
-      return derivative_by_p<Program::kOverlap>(of_class(c), p, found);
+      return derivative_by_p<Program::kOverlap>(of_class(c), p, selected);
     }
   }
 };
@@ -609,8 +609,8 @@ __device__ __forceinline__ void write_staged_gradients(const Program& program, c
   const unsigned all = of_sample * static_cast<unsigned>(program.space.samples);
   const unsigned piece = blockIdx.x / all, chunk = blockIdx.x - piece * all;
   const int64 sample = chunk / of_sample, begin = (chunk - sample * of_sample) * vectors_per_chunk;
-  const int64 behind = begin + vectors_per_chunk - piece * vectors_per_piece;
-  const int64 first = max(begin, behind - vectors_per_piece), end = min(behind, program.space.voxels / kVecSize);
+  const int64 piece_end = begin + vectors_per_chunk - piece * vectors_per_piece;
+  const int64 first = max(begin, piece_end - vectors_per_piece), end = min(piece_end, program.space.voxels / kVecSize);
   if (first >= end) return;
   const SharedCoeffs<Program> coeffs(program, numbers);
   int64 vector = end - kGradientThreads + threadIdx.x;

@@ -186,12 +186,12 @@ __device__ __forceinline__ void add_voxel(const Program& program, const Classes&
         sum.false_positive += s.false_positive;
         sum.false_negative += s.false_negative;
       } else {
-        const bool own = c == target.label;
+        const bool is_label = c == target.label;
         const Summands<Compute> in = summands<Program::kOverlap>(p, Compute(1));
         const Summands<Compute> out = summands<Program::kOverlap>(p, Compute(0));
-        sum.false_positive += own ? in.false_positive : out.false_positive;
-        sum.hit += own ? in.hit : Compute(0);
-        sum.false_negative += own ? in.false_negative : Compute(0);
+        sum.false_positive += is_label ? in.false_positive : out.false_positive;
+        sum.hit += is_label ? in.hit : Compute(0);
+        sum.false_negative += is_label ? in.false_negative : Compute(0);
       }
     }
   }

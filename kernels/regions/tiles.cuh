@@ -503,12 +503,12 @@ struct SumsOfLanes {
   // warp call it together.
   __device__ __forceinline__ void add_positives(int c, Compute sum, int lane) const {
     const bool upper = lane >= kWarp / 2;
-    Scalar own = value_of(sum), given = own;
+    Scalar own = value_of(sum), sent = own;
     if constexpr (kHasTangent<Compute>) {
-      given = upper ? own : tangent_of(sum);
+      sent = upper ? own : tangent_of(sum);
       own = upper ? tangent_of(sum) : own;
     }
-    own += __shfl_xor_sync(0xffffffffu, given, kWarp / 2);
+    own += __shfl_xor_sync(0xffffffffu, sent, kWarp / 2);
     own += __shfl_xor_sync(0xffffffffu, own, kShares);
     if ((lane & kShares) == 0 && (kHasTangent<Compute> || !upper)) {
       of_positives[c * kOfPositives + (upper ? kShares : 0) + lane % kShares] += own;

@@ -158,10 +158,10 @@ struct LaneGroup {
   }
   // Mask of the lanes of this group.
   static __device__ __forceinline__ unsigned mask() {
-    unsigned found = 1u;
+    unsigned bits = 1u;
 #pragma unroll
-    for (int shift = kVectors; shift < kWarp; shift *= 2) found |= found << shift;
-    return found << group();
+    for (int shift = kVectors; shift < kWarp; shift *= 2) bits |= bits << shift;
+    return bits << group();
   }
   template <class T>
   static __device__ __forceinline__ T sum(T x) {
@@ -355,27 +355,27 @@ struct PackedVector {
     return reinterpret_cast<unsigned long long>(at) % sizeof(Pair) != 0;
   }
   static __device__ __forceinline__ void load_pairs(const Input* from, Pack<Input, kVecSize> (&x)[kClasses]) {
-    const bool behind = begins_behind_word(from);
-    const unsigned which = behind ? 0x5432u : 0x7654u;
+    const bool misaligned = begins_behind_word(from);
+    const unsigned selector = misaligned ? 0x5432u : 0x7654u;
     Pair words[kPairs + 1];
-    words[kPairs].element[0] = load_pack<1>(from + (behind ? 0 : kElements - 1)).element[0];
+    words[kPairs].element[0] = load_pack<1>(from + (misaligned ? 0 : kElements - 1)).element[0];
     words[kPairs].element[1] = words[kPairs].element[0];
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) words[j] = load_pack<2>(from + (behind ? 1 : 0) + 2 * j);
+    for (int j = 0; j < kPairs; ++j) words[j] = load_pack<2>(from + (misaligned ? 1 : 0) + 2 * j);
     unsigned before = reinterpret_cast<const unsigned&>(words[kPairs]);
 #pragma unroll
     for (int j = 0; j <= kPairs; ++j) {
       const unsigned word = reinterpret_cast<const unsigned&>(words[j]);
       Pair pair;
-      reinterpret_cast<unsigned&>(pair) = select_bytes(before, word, which);
+      reinterpret_cast<unsigned&>(pair) = select_bytes(before, word, selector);
       x[2 * j].element[0] = pair.element[0];
       if (j < kPairs) x[2 * j + 1].element[0] = pair.element[1];
       before = word;
     }
   }
   static __device__ __forceinline__ void store_pairs(Input* to, const Pack<Input, kVecSize> (&x)[kClasses]) {
-    const bool behind = begins_behind_word(to);
-    const unsigned which = behind ? 0x5432u : 0x3210u;
+    const bool misaligned = begins_behind_word(to);
+    const unsigned selector = misaligned ? 0x5432u : 0x3210u;
     unsigned words[kPairs + 1];
 #pragma unroll
     for (int j = 0; j <= kPairs; ++j) {
@@ -387,10 +387,10 @@ struct PackedVector {
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       Pair pair;
-      reinterpret_cast<unsigned&>(pair) = select_bytes(words[j], words[j + 1], which);
-      store_pack<2>(to + (behind ? 1 : 0) + 2 * j, pair);
+      reinterpret_cast<unsigned&>(pair) = select_bytes(words[j], words[j + 1], selector);
+      store_pack<2>(to + (misaligned ? 1 : 0) + 2 * j, pair);
     }
-    to[behind ? 0 : kElements - 1] = behind ? x[0].element[0] : x[kElements - 1].element[0];
+    to[misaligned ? 0 : kElements - 1] = misaligned ? x[0].element[0] : x[kElements - 1].element[0];
   }
 
   static __device__ __forceinline__ void load(const Input* from, Pack<Input, kVecSize> (&x)[kClasses]) {
@@ -833,27 +833,27 @@ __device__ __forceinline__ VoxelTarget voxel_target(const Program& program, cons
                                                     int i) {
   bool counts = true;
   if constexpr (Program::kMasked) counts = program.mask[offset.mask(i)];
-  VoxelTarget found{0, counts, false};
+  VoxelTarget target{0, counts, false};
   if constexpr (!Program::kDense) {
     // Labels of up to 16 bits are compared in 32 bits; none of them equals kNoLabel.
     constexpr bool kShort = sizeof(typename Program::Target) <= 2;
     constexpr int kNoLabel = 1 << 20;
     using Label = Choose<kShort, int, int64>;
     using Unsigned = Choose<kShort, unsigned, unsigned long long>;
-    const int64 given = classes.label(i), limit = program.classes();
-    const Label label = static_cast<Label>(given);
+    const int64 raw_label = classes.label(i), limit = program.classes();
+    const Label label = static_cast<Label>(raw_label);
     const bool is_short = program.ignored == static_cast<Label>(program.ignored);
     const Label ignored = is_short ? static_cast<Label>(program.ignored) : kNoLabel;
     counts = counts && label != ignored;
     const Unsigned classes_count = static_cast<Unsigned>(kShort && limit > kNoLabel ? kNoLabel : limit);
     const bool in_range = static_cast<Unsigned>(label) < classes_count;
-    found.sound = counts && in_range;
-    found.spoilt = counts && !in_range;
+    target.sound = counts && in_range;
+    target.spoilt = counts && !in_range;
     // Without kLabelApart, the label of a voxel that does not count equals no class of any lane.
-    const int own = static_cast<int>(label) - program.first_own();
-    found.label = found.sound ? own : (Program::kLabelApart ? 0 : -program.classes() - 1);
+    const int local_label = static_cast<int>(label) - program.first_own();
+    target.label = target.sound ? local_label : (Program::kLabelApart ? 0 : -program.classes() - 1);
   }
-  return found;
+  return target;
 }
 
 __device__ __forceinline__ float exp2_of_difference(float x, float max_logit) {
@@ -927,12 +927,12 @@ struct VoxelSoftmax {
 #pragma unroll(Program::kLoop)
     for (int c = 0; c < program.own_classes(); ++c) max_logit = max_ignoring_nan(max_logit, classes.input(c, i));
     pivot = label;
-    bool found = false;
+    bool pivot_found = false;
     if constexpr (Program::kLanes > 1) {
       // One lane holds the largest class and broadcasts its logit, with its tangent, to the group.
       const int owner = Lanes::first_lane(value_of(max_logit) == Lanes::largest(value_of(max_logit)));
       max_logit = Lanes::from_lane(max_logit, owner);
-      found = owner != Lanes::lane();
+      pivot_found = owner != Lanes::lane();
       if constexpr (Program::kDense) pivot = -1;
     }
     others = sum = Compute(0);
@@ -942,9 +942,9 @@ struct VoxelSoftmax {
       keep(classes, c, y);
       bool is_pivot = c == label;
       if constexpr (Program::kDense) {
-        is_pivot = !found && x == max_logit;
+        is_pivot = !pivot_found && x == max_logit;
         pivot = is_pivot ? c : pivot;
-        found = found || is_pivot;
+        pivot_found = pivot_found || is_pivot;
       }
       others += is_pivot ? Compute(0) : y;
       sum += y;

@@ -381,15 +381,15 @@ __device__ __forceinline__ double next_above(double x) {
 }
 
 // Returns the smallest score that has an active pair with a label of score `own`: the next one above own - margin.
-// `rest` is the rounding error of that difference in double. Comparing a score with the result is exact, and needs no
+// `error` is the rounding error of that difference in double. Comparing a score with the result is exact, and needs no
 // double precision. Preconditions: `own` and `margin` are finite.
 template <class Score>
 __device__ __forceinline__ Score smallest_active(double own, double margin) {
   const double difference = own - margin, subtracted = difference - own;
-  const double rest = (own - (difference - subtracted)) - (margin + subtracted);
+  const double error = (own - (difference - subtracted)) - (margin + subtracted);
   const Score nearest = static_cast<Score>(difference);
   const double wide = static_cast<double>(nearest);
-  const bool above = wide > difference || (wide == difference && rest < 0.0);
+  const bool above = wide > difference || (wide == difference && error < 0.0);
   return above ? nearest : next_above(nearest);
 }
 
@@ -513,8 +513,8 @@ struct RowAhead {
     if (!counts) return;
     const auto view = program.template vectors<kVecSize, kScores, Index>(target.offset);
     const auto from = program.template scores<kVecSize, kScores>(target.offset);
-    const Index behind = view.vectors - rank + threads - 1;
-    left = behind < 0 ? Index(0) : behind >> exponent_of(threads);
+    const Index numerator = view.vectors - rank + threads - 1;
+    left = numerator < 0 ? Index(0) : numerator >> exponent_of(threads);
     first = view.first(rank);
     shift = program.template shift_of<kVecSize, kScores>(from + view.head, target.offset, last);
     load_more(program, from + first, from.between(threads * kVecSize), left);
@@ -935,33 +935,33 @@ __device__ __forceinline__ ListExtent list_extent(const Program& program, const 
     return {place, __shfl_sync(0xffffffffu, label, place) == -1 ? -1 : place};
   }
   // Twice the position of the first label that is no class, plus 1 if it is not the end of the list.
-  int64 found = 2 * program.count;
-  for (int64 first = kWarp; first < program.count && found == 2 * program.count; first += group.num_threads()) {
+  int64 packed = 2 * program.count;
+  for (int64 first = kWarp; first < program.count && packed == 2 * program.count; first += group.num_threads()) {
     const int64 k = first + group.thread_rank();
     if (k < program.count) {
       const int64 other = program.label(offset, k);
-      if (!program.is_class(other)) found = 2 * k + (other != -1);
+      if (!program.is_class(other)) packed = 2 * k + (other != -1);
     }
-    found = group_reduce(group, found, MinOp{}, sync);
+    packed = group_reduce(group, packed, MinOp{}, sync);
   }
-  return {found / 2, found % 2 != 0 ? found / 2 : -1};
+  return {packed / 2, packed % 2 != 0 ? packed / 2 : -1};
 }
 
 // Adds the derivatives of labels over the warps of the block, in order; lane k of every warp holds a part of those of
 // label k. All threads of the group pass a barrier before it returns.
 template <class Group, class Slopes>
-__device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes mine) {
+__device__ __forceinline__ Slopes sum_of_warps(const Group& group, Slopes slopes) {
   if constexpr (Group::kMultiWarp) {
     __shared__ Slopes of_warp[kWarp][kWarp];
     const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-    of_warp[threadIdx.x / kWarp][lane] = mine;
+    of_warp[threadIdx.x / kWarp][lane] = slopes;
     __syncthreads();
-    mine = of_warp[0][lane];
-    for (int w = 1; w < warps; ++w) mine += of_warp[w][lane];
+    slopes = of_warp[0][lane];
+    for (int w = 1; w < warps; ++w) slopes += of_warp[w][lane];
   } else {
     __syncwarp();
   }
-  return mine;
+  return slopes;
 }
 
 // A lane's share of a list: the smallest score that has an active pair with the lane's label, and the gradient of a
@@ -1149,8 +1149,8 @@ struct ListAhead {
   }
   template <class View>
   static __device__ __forceinline__ Index vectors_of(const View& view, int rank, int threads) {
-    const Index behind = view.vectors - rank + threads - 1;
-    return behind < 0 ? Index(0) : behind >> exponent_of(threads);
+    const Index numerator = view.vectors - rank + threads - 1;
+    return numerator < 0 ? Index(0) : numerator >> exponent_of(threads);
   }
 };
 
@@ -1180,10 +1180,10 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
   double origin = 0.0;
   if constexpr (sizeof(Score) == sizeof(double)) origin = subwarp_reduce(own, kWarp, MinOp{});
   // Rank of the thread whose vectors contain the lane's label, and the label's index among that thread's elements.
-  const Index behind = ahead.label - view.head, vector = behind / kVecSize;
-  const bool in_vectors = place < length && behind >= 0 && vector < view.vectors;
+  const Index position = ahead.label - view.head, vector = position / kVecSize;
+  const bool in_vectors = place < length && position >= 0 && vector < view.vectors;
   const int owner = in_vectors ? static_cast<int>(vector & (threads - 1)) : -1;
-  const Index element = (vector >> exponent_of(threads)) * kVecSize + behind % kVecSize;
+  const Index element = (vector >> exponent_of(threads)) * kVecSize + position % kVecSize;
   int of_label = 0;
   if (view.head + view.tail > 0) {
     const Index edge = view.edge_class(rank);
@@ -1196,7 +1196,7 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
                                            origin, sums.value, of_label);
   }
   const int step = threads * kVecSize;
-  const Index mine = ahead.vectors_of(view, rank, threads), most = ahead.vectors_of(view, rank - place, threads);
+  const Index num_vectors = ahead.vectors_of(view, rank, threads), most = ahead.vectors_of(view, rank - place, threads);
   Index first = view.first(rank);
   // All lanes of a warp run the same number of turns, because each holds labels for the others.
 #pragma unroll 1
@@ -1208,13 +1208,13 @@ __device__ __forceinline__ bool list_in_lanes(const Program& program, const Grou
       const Index at = __shfl_sync(0xffffffffu, element, j) - turn * kVecSize;
       if (owner_of_label == rank && at >= 0 && at < kVecSize * kVectors) skipped |= 1u << static_cast<int>(at);
     }
-    const int present = static_cast<int>(min(max(mine - turn, Index(0)), Index(kVectors)));
+    const int present = static_cast<int>(min(max(num_vectors - turn, Index(0)), Index(kVectors)));
     const int most_present = static_cast<int>(min(most - turn, Index(kVectors)));
     take_batch<kGradient, kVecSize, kVectors, kScores, Program>(ahead.x, ahead.shift, skipped, to + first,
                                                                 to.between(step), present, most_present, length, lane,
                                                                 origin, sums.value, of_label);
     first += kVectors * step;
-    ahead.load_more(program, from + first, from.between(step), mine - turn - kVectors);
+    ahead.load_more(program, from + first, from.between(step), num_vectors - turn - kVectors);
   }
   if (place < length) {
     sums.value -= small_to_double(of_label) * (in_double(widen<Score>(ahead.own)) - origin);
@@ -1456,14 +1456,14 @@ __device__ __forceinline__ bool list_sorted(const Program& program, const Group&
       sum += memory.histogram[k + 1];
       memory.histogram[k + 1] = sum;
     }
-    int behind = 0;
+    int suffix = 0;
 #pragma unroll 1
     for (int l = 0; l < kWarp; ++l) {
       const int of_lane = __shfl_sync(0xffffffffu, sum, l);
-      behind += l > lane ? of_lane : 0;
+      suffix += l > lane ? of_lane : 0;
     }
 #pragma unroll 1
-    for (int k = begin; k < end; ++k) memory.histogram[k + 1] += behind;
+    for (int k = begin; k < end; ++k) memory.histogram[k + 1] += suffix;
   }
   group_sync(group);
 #pragma unroll 1

@@ -90,8 +90,8 @@ struct ClassPlaces {
   __device__ __forceinline__ unsigned outside(int w, int classes) const {
     if constexpr (kWhole) return 0u;
     const int end = before + classes - 32 * w;
-    const unsigned behind = end >= 32 ? 0u : end <= 0 ? 0xffffffffu : 0xffffffffu << end;
-    return behind | (w == 0 ? (1u << before) - 1u : 0u);
+    const unsigned past_end = end >= 32 ? 0u : end <= 0 ? 0xffffffffu : 0xffffffffu << end;
+    return past_end | (w == 0 ? (1u << before) - 1u : 0u);
   }
 };
 
@@ -125,9 +125,9 @@ struct ShortLists {
     const int64 bytes = (capacity > 0 ? Sorted::sorted_bytes(capacity) : 0) + program.mask_words * 4;
     const int sorted = static_cast<int>((bytes + 7) / 8 * 8);
     const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp;
-    char* const behind = reinterpret_cast<char*>(staged) + (warps * sorted + 15) / 16 * 16;
-    records = reinterpret_cast<Record*>(behind) + warp * kWarp;
-    members = reinterpret_cast<unsigned*>(behind + warps * kWarp * sizeof(Record)) + warp * kWarp * words;
+    char* const base = reinterpret_cast<char*>(staged) + (warps * sorted + 15) / 16 * 16;
+    records = reinterpret_cast<Record*>(base) + warp * kWarp;
+    members = reinterpret_cast<unsigned*>(base + warps * kWarp * sizeof(Record)) + warp * kWarp * words;
   }
 };
 
@@ -180,11 +180,11 @@ __device__ __forceinline__ int read_short_list(const Program& program, const Sho
         record.smallest[first + k] = scalar_infinity(Score());
         continue;
       }
-      const Score own = widen<Score>(raw[k]);
+      const Score score = widen<Score>(raw[k]);
       const int c = static_cast<int>(label[k]);
-      taken &= is_finite(own);
-      origin = own < origin ? own : origin;
-      record.smallest[first + k] = smallest_active<Score>(in_double(own), margin);
+      taken &= is_finite(score);
+      origin = score < origin ? score : origin;
+      record.smallest[first + k] = smallest_active<Score>(in_double(score), margin);
       record.classes[first + k] = static_cast<unsigned char>(c);
       const int place = at.before + c;
       repeated |= (members[place / 32] >> place % 32 & 1u) != 0u;
@@ -305,8 +305,8 @@ struct ShortListReader {
 #pragma unroll
       for (int e = 0; e < kVecSize; ++e) {
         // For 16 bits, one of the two numbers is enough.
-        const Score rest = sizeof(Input) == 2 ? Score(0) : count_of[e] * record.low;
-        g[e] = pairs[e] != 0u ? fmaf(count_of[e], record.high, rest) : Score(0);
+        const Score low_part = sizeof(Input) == 2 ? Score(0) : count_of[e] * record.low;
+        g[e] = pairs[e] != 0u ? fmaf(count_of[e], record.high, low_part) : Score(0);
       }
       // Rows that are left are written later; rows that do not count have gradients of 0.
       if (length != kLeft) {

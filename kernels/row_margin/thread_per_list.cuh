@@ -67,9 +67,9 @@ struct LaneList {
   }
   // Returns the number of classes that are labels.
   __device__ __forceinline__ int distinct() const {
-    int found = 0;
-    for (int w = 0; w < words; ++w) found += __popc(members[place(w)]);
-    return found;
+    int count = 0;
+    for (int w = 0; w < words; ++w) count += __popc(members[place(w)]);
+    return count;
   }
   template <class Source>
   __device__ __forceinline__ typename Program::Gradient score(const Source& source, int k) const {
@@ -77,10 +77,10 @@ struct LaneList {
   }
   // Returns how often label k occurs in the list, which has `length` labels.
   __device__ __forceinline__ int times(int k, int length) const {
-    int found = 0;
+    int count = 0;
 #pragma unroll 1
-    for (int l = 0; l < length; ++l) found += classes[place(l)] == classes[place(k)] ? 1 : 0;
-    return found;
+    for (int l = 0; l < length; ++l) count += classes[place(l)] == classes[place(k)] ? 1 : 0;
+    return count;
   }
 };
 

@@ -273,8 +273,8 @@ struct SummandsAlong {
 
   template <class Arguments, int... kSlot, int... kStatistic>
   __device__ __forceinline__ auto terms(const Arguments& x, Indices<kSlot...>, Indices<kStatistic...>) const {
-    const auto found = of_base(x, Indices<kSlot...>{});
-    return make_tuple(as_dual(get<kStatistic>(found))...);
+    const auto nested = of_base(x, Indices<kSlot...>{});
+    return make_tuple(as_dual(get<kStatistic>(nested))...);
   }
   template <class Arguments, int... kSlot>
   __device__ __forceinline__ auto of_base(const Arguments& x, Indices<kSlot...>) const {
@@ -357,11 +357,11 @@ struct ValueAlong {
     return z;
   }
   template <class Arguments, int... kSlot, class... X>
-  __device__ __forceinline__ auto of_base(const Arguments& x, Indices<kSlot...>, const X&... own) const {
+  __device__ __forceinline__ auto of_base(const Arguments& x, Indices<kSlot...>, const X&... nested) const {
     if constexpr (Summands::kFirsts) {
-      return base(own..., constant<NestedDual<double>>(get<kFirstOfFirsts + kSlot>(x).value)...);
+      return base(nested..., constant<NestedDual<double>>(get<kFirstOfFirsts + kSlot>(x).value)...);
     } else {
-      return base(own...);
+      return base(nested...);
     }
   }
 };

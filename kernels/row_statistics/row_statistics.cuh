@@ -472,15 +472,15 @@ constexpr int kMaxBlocks = 8;
 // warps. Preconditions: all threads of the block call it together; the threads of a warp have the same statistics.
 template <int kWarps, int kTeamWarps, class Statistics>
 __device__ __forceinline__ Statistics sum_of_warps(const Statistics& of_warp, double exponent) {
-  __shared__ Statistics found[kWarps];
+  __shared__ Statistics per_warp[kWarps];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   __syncthreads();  // the statistics of the previous round may still be read
-  if (threadIdx.x % 32 == 0) found[warp] = of_warp;
+  if (threadIdx.x % 32 == 0) per_warp[warp] = of_warp;
   __syncthreads();
-  const Statistics* const own = found + warp / kTeamWarps * kTeamWarps;
-  Statistics sum = own[0];
+  const Statistics* const of_team = per_warp + warp / kTeamWarps * kTeamWarps;
+  Statistics sum = of_team[0];
 #pragma unroll 4
-  for (int i = 1; i < kTeamWarps; ++i) sum.merge(own[i], exponent);
+  for (int i = 1; i < kTeamWarps; ++i) sum.merge(of_team[i], exponent);
   return sum;
 }
 
@@ -583,15 +583,15 @@ struct BlocksOfRow {
     }
     if (threadIdx.x < 32) {
       constexpr int kLanes = kParts < 32 ? kParts : 32;
-      const Statistics* const own = of_warps<Statistics>(turn) + threadIdx.x % kLanes * kShown;
-      statistics = own[0];
+      const Statistics* const of_lane = of_warps<Statistics>(turn) + threadIdx.x % kLanes * kShown;
+      statistics = of_lane[0];
       constexpr int kCount = kMany ? kParts / kLanes : kShown, kStep = kMany ? kLanes : 1;
 #pragma unroll 4
-      for (int i = 1; i < kCount; ++i) statistics.merge(own[i * kStep], exponent);
+      for (int i = 1; i < kCount; ++i) statistics.merge(of_lane[i * kStep], exponent);
 #pragma unroll
       for (int offset = 1; offset < kLanes; offset *= 2) statistics.merge_lanes(offset, exponent);
-      const Row found = evaluate(statistics);
-      if (threadIdx.x == 0) row = found;
+      const Row result = evaluate(statistics);
+      if (threadIdx.x == 0) row = result;
     }
     // This barrier also keeps threads from contributing to the next row too early.
     __syncthreads();
@@ -603,12 +603,12 @@ struct BlocksOfRow {
   // Returns the buffer of row `turn` for the statistics of the warps of all parts, in order.
   template <class Statistics>
   __device__ __forceinline__ static Statistics* of_warps(unsigned turn) {
-    __shared__ Statistics found[kCluster ? 2 : 1][kWarps];
-    return found[kCluster ? turn % 2 : 0];
+    __shared__ Statistics result[kCluster ? 2 : 1][kWarps];
+    return result[kCluster ? turn % 2 : 0];
   }
   __device__ __forceinline__ static BytesBarrier* barriers() {
-    __shared__ BytesBarrier found[2];
-    return found;
+    __shared__ BytesBarrier result[2];
+    return result;
   }
 };
 
@@ -766,15 +766,15 @@ struct RowStatistics {
 
   // Returns the first elements of a row. They are 0 without kFirsts and for a row that does not count.
   __device__ __forceinline__ Firsts firsts(const int64 (&at)[kStreams], bool counts) const {
-    Firsts found = {};
-    if (kFirsts && counts && layout.features > 0) load_firsts(at, found, VectorSlots{});
-    return found;
+    Firsts first_elements = {};
+    if (kFirsts && counts && layout.features > 0) load_firsts(at, first_elements, VectorSlots{});
+    return first_elements;
   }
   // Overload for a row in registers.
   __device__ __forceinline__ Firsts firsts(const OwnVectors& own, bool counts) const {
-    Firsts found = {};
-    if (kFirsts && counts) take_firsts(own.of[0], found, VectorSlots{});
-    return found;
+    Firsts first_elements = {};
+    if (kFirsts && counts) take_firsts(own.of[0], first_elements, VectorSlots{});
+    return first_elements;
   }
 
   // Labels of a row as loaded. Nothing has used them yet, so the loads may still be in flight.
@@ -1141,12 +1141,13 @@ struct RowStatistics {
     ((get<kLabel>(loaded) = get<kLabel>(labels)[at[kVectors + kLabel]]), ...);
   }
   template <int... kSlot>
-  __device__ __forceinline__ void load_firsts(const int64 (&at)[kStreams], Firsts& found, Indices<kSlot...>) const {
-    ((found.of[kSlot] = exactly(get<kSlot>(vectors)[at[kSlot]])), ...);
+  __device__ __forceinline__ void load_firsts(const int64 (&at)[kStreams], Firsts& first_elements,
+                                              Indices<kSlot...>) const {
+    ((first_elements.of[kSlot] = exactly(get<kSlot>(vectors)[at[kSlot]])), ...);
   }
   template <int... kSlot>
-  __device__ __forceinline__ void take_firsts(const Packs& packs, Firsts& found, Indices<kSlot...>) const {
-    ((found.of[kSlot] = exactly_at(get<kSlot>(packs), 0)), ...);
+  __device__ __forceinline__ void take_firsts(const Packs& packs, Firsts& first_elements, Indices<kSlot...>) const {
+    ((first_elements.of[kSlot] = exactly_at(get<kSlot>(packs), 0)), ...);
   }
 
   // Returns the terms of element i of each pack.
@@ -1405,21 +1406,21 @@ struct StoreCoefficients {
   template <class Offsets, class Row, class Firsts>
   __device__ __forceinline__ void operator()(const Offsets& at, const Row& row, const Firsts& firsts) const {
     if (!first) return;
-    double* const own = coefficients + at[Program::kResultStream];
+    double* const of_row = coefficients + at[Program::kResultStream];
 #pragma unroll
-    for (int k = 0; k < Program::kStatistics; ++k) own[k * rows] = row.of_statistic[k];
+    for (int k = 0; k < Program::kStatistics; ++k) of_row[k * rows] = row.of_statistic[k];
 #pragma unroll
-    for (int k = 0; k < Program::kLabels; ++k) own[(Program::kStatistics + k) * rows] = row.of_label[k];
+    for (int k = 0; k < Program::kLabels; ++k) of_row[(Program::kStatistics + k) * rows] = row.of_label[k];
     if constexpr (Program::kKeepsNorms) {
 #pragma unroll
       for (int k = 0; k < Program::kStatistics; ++k) {
-        own[(Program::kStatistics + Program::kLabels + k) * rows] = row.kept[k];
+        of_row[(Program::kStatistics + Program::kLabels + k) * rows] = row.kept[k];
       }
     }
     if constexpr (Program::kFirsts) {
       constexpr int kBefore = (Program::kKeepsNorms ? 2 : 1) * Program::kStatistics + Program::kLabels;
 #pragma unroll
-      for (int k = 0; k < Program::kVectors; ++k) own[(kBefore + k) * rows] = firsts.of[k];
+      for (int k = 0; k < Program::kVectors; ++k) of_row[(kBefore + k) * rows] = firsts.of[k];
     }
   }
 };
@@ -1573,9 +1574,9 @@ template <class Program, class Group, class Result>
 __device__ __forceinline__ void verify(const Program& program, const Group& group, int64 chunks, int64 rows_per_chunk,
                                        double scale, const Result* grad_output, const double* used_grad_output,
                                        double* expected_grad_output) {
-  const double given = widen<double>(*grad_output);
-  if (!chunks_are_stale<Group>(chunks, given, used_grad_output, expected_grad_output)) return;
-  map_rows<true>(program, group, chunks, rows_per_chunk, SharedFactor{given * scale}, KeepNothing{});
+  const double true_grad_output = widen<double>(*grad_output);
+  if (!chunks_are_stale<Group>(chunks, true_grad_output, used_grad_output, expected_grad_output)) return;
+  map_rows<true>(program, group, chunks, rows_per_chunk, SharedFactor{true_grad_output * scale}, KeepNothing{});
 }
 
 // Writes the gradients of operands that are not broadcast.
@@ -1627,9 +1628,9 @@ struct PartsInMemory {
 
   // `numbers` is the number of doubles of a part: `part_numbers` of engines/row_statistics/layout.py.
   __device__ __forceinline__ PartsInMemory(double* records, int64 parts, int numbers) {
-    double* const behind = records + parts;
-    statistics = reinterpret_cast<Statistics*>(behind);
-    left = reinterpret_cast<unsigned*>(behind + parts * numbers);
+    double* const records_end = records + parts;
+    statistics = reinterpret_cast<Statistics*>(records_end);
+    left = reinterpret_cast<unsigned*>(records_end + parts * numbers);
     counters = left + parts;
   }
 };
@@ -1669,10 +1670,10 @@ __device__ __forceinline__ typename Program::Row row_of_parts(const Program& pro
                                                               const typename Program::Firsts& firsts, bool counts) {
   const double exponent = program.summands.exponent();
   constexpr int kLanes = kParts < 32 ? kParts : 32;
-  const typename Program::Statistics* const own = parts + threadIdx.x % kLanes;
-  typename Program::Statistics all = load_statistics(own);
+  const typename Program::Statistics* const of_lane = parts + threadIdx.x % kLanes;
+  typename Program::Statistics all = load_statistics(of_lane);
 #pragma unroll
-  for (int i = 1; i < kParts / kLanes; ++i) all.merge(load_statistics(own + kLanes * i), exponent);
+  for (int i = 1; i < kParts / kLanes; ++i) all.merge(load_statistics(of_lane + kLanes * i), exponent);
 #pragma unroll
   for (int offset = 1; offset < kLanes; offset *= 2) all.merge_lanes(offset, exponent);
   const typename Program::LoadedLabels none = {};
@@ -1708,9 +1709,9 @@ __device__ __forceinline__ void value_of_parts(const Program& program, double* m
     program.locate(row, at);
     const bool counts = program.counts(at);
     const typename Program::Firsts firsts = program.firsts(at, counts);
-    const typename Program::Row found =
+    const typename Program::Row evaluated =
         row_of_parts<false, kParts>(program, statistics + row * kParts, SharedFactor{1.0}, at, firsts, counts);
-    if (threadIdx.x % 32 == 0) work.partials[row] = found.value;
+    if (threadIdx.x % 32 == 0) work.partials[row] = evaluated.value;
   }
   __syncthreads();
   const double total = sum_partials(work.partials, rows);
@@ -1744,9 +1745,9 @@ __device__ __forceinline__ void gradients_of_sums(const Program& program,
   const typename Program::Firsts firsts = program.firsts(at, counts);
   if (threadIdx.x < 32) {
     const UpstreamOfRow<kPerRow, Program, Result> upstream{grad_output, scale};
-    const typename Program::Row found =
+    const typename Program::Row evaluated =
         row_of_parts<true, kParts>(program, statistics + index * kParts, upstream, at, firsts, counts);
-    if (threadIdx.x == 0) shared_row = found;
+    if (threadIdx.x == 0) shared_row = evaluated;
   }
   __syncthreads();
   const typename Program::Row row = shared_row;
@@ -1827,16 +1828,16 @@ __device__ __forceinline__ void speculate_apart(const Program& program, int64 re
       if (threadIdx.x == 0) {
         parts.statistics[first_part + group.part] = total;
         const unsigned before = add_and_synchronize(counter, 1);
-        unsigned there = before % kLeft + 1;
-        const bool last = there == kParts;
-        for (int look = 0; look < kMostLooks && there < kParts; ++look) {
+        unsigned arrived = before % kLeft + 1;
+        const bool last = arrived == kParts;
+        for (int look = 0; look < kMostLooks && arrived < kParts; ++look) {
           let_others_run();
-          there = load_and_synchronize(counter) % kLeft;
+          arrived = load_and_synchronize(counter) % kLeft;
         }
         // If the row is complete after all, its last block arrived before this addition and has not counted this part
         // as left.
-        if (there < kParts) there = add_and_synchronize(counter, kLeft) % kLeft;
-        const bool complete = there == kParts;
+        if (arrived < kParts) arrived = add_and_synchronize(counter, kLeft) % kLeft;
+        const bool complete = arrived == kParts;
         if (!complete) add_and_synchronize(parts.left + first_part + group.part, 1);
         shared_state[0] = complete ? (last ? 2 : 1) : 0;
         shared_state[1] = last ? before / kLeft : 0;
@@ -1846,9 +1847,9 @@ __device__ __forceinline__ void speculate_apart(const Program& program, int64 re
       is_last = shared_state[0] == 2;
       left = shared_state[1];
       if (threadIdx.x < 32) {
-        const Row found = row_of_parts<true, kParts>(program, parts.statistics + first_part,
-                                                     SharedFactor{grad_output * scale}, at, firsts, counts);
-        if (threadIdx.x == 0) shared_row = found;
+        const Row evaluated = row_of_parts<true, kParts>(program, parts.statistics + first_part,
+                                                         SharedFactor{grad_output * scale}, at, firsts, counts);
+        if (threadIdx.x == 0) shared_row = evaluated;
       }
       __syncthreads();
       is_first = false;

@@ -88,12 +88,12 @@ struct ChunkEmissions {
   Input label[kChunk];
   Compute blank;
 
-  __device__ __forceinline__ void load(const Input* input, int64 stride, int64 first, int64 frames, int64 own,
+  __device__ __forceinline__ void load(const Input* input, int64 stride, int64 first, int64 frames, int64 of_label,
                                        int64 of_blank, bool labelled) {
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
     for (int f = 0; f < kChunk; ++f) {
-      if (labelled && first + f < frames) label[f] = load_pack<1>(input + (first + f) * stride + own).element[0];
+      if (labelled && first + f < frames) label[f] = load_pack<1>(input + (first + f) * stride + of_label).element[0];
     }
     if (lane < kChunk && first + lane < frames) {
       blank = widen<Compute>(load_pack<1>(input + (first + lane) * stride + of_blank).element[0]);
@@ -115,9 +115,9 @@ __device__ __forceinline__ void align_positions(const Program& program, const Sa
   const bool labelled = j < sample.length;
   const int64 label = labelled ? sample.labels[j] : shape.blank;
   const bool skips = labelled && j > 0 && label != sample.labels[j - 1];
-  const int64 own = label * shape.x_class, of_blank = shape.blank * shape.x_class;
-  const int64 behind = sample.length + 1 - base, most = blockDim.x;
-  const int64 warps = ((behind < most ? behind : most) + kLanes - 1) / kLanes;
+  const int64 of_label = label * shape.x_class, of_blank = shape.blank * shape.x_class;
+  const int64 remaining = sample.length + 1 - base, most = blockDim.x;
+  const int64 warps = ((remaining < most ? remaining : most) + kLanes - 1) / kLanes;
   // The two columns alternate: a sweep writes one while it reads the other.
   const int64 sweep = base / most;
   const double* read = sample.columns + (sweep + 1) % 2 * shape.frames;
@@ -125,13 +125,13 @@ __device__ __forceinline__ void align_positions(const Program& program, const Sa
   unsigned* words = sample.came_from + (base / kLanes + warp) * sample.words() + lane;
   double b = j == 0 ? 0.0 : -scalar_infinity(double()), l = -scalar_infinity(double());
   ChunkEmissions<Input, Compute> next;
-  if (warp < warps) next.load(sample.input, shape.x_frame, 0, frames, own, of_blank, labelled);
+  if (warp < warps) next.load(sample.input, shape.x_frame, 0, frames, of_label, of_blank, labelled);
 #pragma unroll 1
   for (int64 round = 0; round < chunks + warps - 1; ++round) {
     const int64 chunk = round - warp, first = chunk * kChunk;
     if (warp < warps && chunk >= 0 && chunk < chunks) {
       const ChunkEmissions<Input, Compute> now = next;
-      next.load(sample.input, shape.x_frame, first + kChunk, frames, own, of_blank, labelled);
+      next.load(sample.input, shape.x_frame, first + kChunk, frames, of_label, of_blank, labelled);
       const double* arriving = warp > 0 ? passed[(round + 1) % 2][warp - 1] : read + first;
       unsigned kept = 0;
 #pragma unroll
@@ -141,7 +141,7 @@ __device__ __forceinline__ void align_positions(const Program& program, const Sa
           if (lane == 0) left = warp + base > 0 ? arriving[f] : -scalar_infinity(double());
           if (lane == kLanes - 1) {
             passed[round % 2][warp][f] = l;
-            if (warp == warps - 1 && behind > most) written[first + f] = l;
+            if (warp == warps - 1 && remaining > most) written[first + f] = l;
           }
           const bool entered = is_better(left, b);
           const double blank = entered ? left : b;
@@ -193,20 +193,20 @@ __device__ __forceinline__ void walk_back(const Program& program, const Sample& 
         before[k] = group > 0 ? words[k - sample.words()] : 0u;
       }
     }
-    int64 own = s;
+    int64 state = s;
 #pragma unroll 1
     for (int i = 0; i < kLanes; ++i) {
-      own = lane == i ? s : own;
+      state = lane == i ? s : state;
       const bool inside = s / 2 / kLanes == group;
       const int steps =
           steps_back(inside ? here[0] : before[0], inside ? here[1] : before[1], inside ? here[2] : before[2], s);
       s -= __shfl_sync(0xffffffffu, steps, i);
     }
     if (t >= 0) {
-      const int64 label = own % 2 != 0 ? sample.labels[own / 2] : shape.blank;
+      const int64 label = state % 2 != 0 ? sample.labels[state / 2] : shape.blank;
       const int64 out = shape.g_offset(n) + t * shape.g_frame;
       program.labels[out] = label;
-      program.positions[out] = own % 2 != 0 ? own / 2 : -1;
+      program.positions[out] = state % 2 != 0 ? state / 2 : -1;
       program.log_probs[out] = widen<Compute>(sample.input[t * shape.x_frame + label * shape.x_class]);
     }
   }
@@ -218,30 +218,30 @@ __device__ __forceinline__ void align(const Program& program) {
   __shared__ double ends[2];
   const Sequences& shape = program.shape;
   const int64 n = blockIdx.x;
-  const Sample& given = program.samples[n];
+  const Sample& prepared = program.samples[n];
   const int64 most = 1 + (shape.room < shape.frames ? shape.room : shape.frames), groups = (most + kLanes - 1) / kLanes;
   AlignedSample<typename Program::Input> sample;
   sample.input = program.input + shape.x_offset(n);
-  sample.labels = program.targets + given.first;
-  sample.frames = given.frames;
-  sample.length = given.labels;
+  sample.labels = program.targets + prepared.first;
+  sample.frames = prepared.frames;
+  sample.length = prepared.labels;
   sample.came_from = program.came_from + n * groups * ((shape.frames + kChunk - 1) / kChunk * (kChunk * kBallots));
   sample.columns = program.columns + n * 2 * shape.frames;
   // Without frames, only the empty target has an alignment.
   if (threadIdx.x == 0) {
-    ends[0] = given.outcome == kTrivial && sample.length == 0 ? 0.0 : -scalar_infinity(double());
+    ends[0] = prepared.outcome == kTrivial && sample.length == 0 ? 0.0 : -scalar_infinity(double());
     ends[1] = -scalar_infinity(double());
   }
   __syncthreads();
-  if (given.outcome == kRuns) {
+  if (prepared.outcome == kRuns) {
     for (int64 base = 0; base <= sample.length; base += blockDim.x) align_positions(program, sample, base, ends);
   }
   const bool in_label = sample.length > 0 && !is_better(ends[0], ends[1]);
-  const double score = given.outcome == kBad ? scalar_nan(double()) : ends[in_label];
-  const bool found = score >= -scalar_max(double());
+  const double score = prepared.outcome == kBad ? scalar_nan(double()) : ends[in_label];
+  const bool has_path = score >= -scalar_max(double());
   if (threadIdx.x == 0) program.scores[n] = Narrow<typename Program::Compute>::from(score);
-  if (found && threadIdx.x < kLanes) walk_back(program, sample, n, 2 * sample.length - in_label);
-  for (int64 t = (found ? sample.frames : 0) + threadIdx.x; t < shape.frames; t += blockDim.x) {
+  if (has_path && threadIdx.x < kLanes) walk_back(program, sample, n, 2 * sample.length - in_label);
+  for (int64 t = (has_path ? sample.frames : 0) + threadIdx.x; t < shape.frames; t += blockDim.x) {
     const int64 out = shape.g_offset(n) + t * shape.g_frame;
     program.labels[out] = program.positions[out] = -1;
     program.log_probs[out] = typename Program::Compute(0);

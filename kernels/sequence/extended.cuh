@@ -282,8 +282,8 @@ __device__ __forceinline__ Extended<float> exponential(float x) {
   if (is_ordinary(x)) return ordinary_exponential(x);
   if (x < -kLargest) return zero_number<float>();
   if (!(x <= kLargest)) return {__uint_as_float(0x7fc00000u), 0};
-  const float k = rintf(x * kHigh), rest = fmaf(x, kHigh, -k) + x * kLow, more = rintf(rest);
-  return {power_of_fraction(rest - more), static_cast<int>(k) + static_cast<int>(more)};
+  const float k = rintf(x * kHigh), residual = fmaf(x, kHigh, -k) + x * kLow, more = rintf(residual);
+  return {power_of_fraction(residual - more), static_cast<int>(k) + static_cast<int>(more)};
 }
 __device__ __forceinline__ Extended<double> exponential(double x) {
   if (is_ordinary(x)) return ordinary_exponential(x);

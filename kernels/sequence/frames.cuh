@@ -259,7 +259,7 @@ __device__ __forceinline__ FrameSum<Compute> sums_of_lanes(RunningSum<Compute> s
   const int own_first = lane - lane % lanes;
   const unsigned have = __ballot_sync(0xffffffffu, sum.largest == largest) >> own_first & (0xffffffffu >> (32 - lanes));
   const int winner = own_first + max(__ffs(static_cast<int>(have)) - 1, 0);
-  const Compute found = largest;
+  const Compute unclamped = largest;
   // If all logits are -inf, -kLimit replaces the largest, so that no difference is NaN.
   largest = larger_or_nan(largest, -kLimit);
   Compute others = sum.others * power(-largest, -sum.shift);
@@ -274,7 +274,7 @@ __device__ __forceinline__ FrameSum<Compute> sums_of_lanes(RunningSum<Compute> s
       for (int k = 0; k < kVec; ++k) at = widen<Compute>(row[c + k]) == largest ? c + k : at;
     }
   }
-  return {found, others, __shfl_sync(0xffffffffu, at, winner)};
+  return {unclamped, others, __shfl_sync(0xffffffffu, at, winner)};
 }
 
 // Returns the sums of a frame to each of the `lanes` lanes that share it. Preconditions: those of sums_of_lanes.
@@ -288,9 +288,9 @@ __device__ __forceinline__ FrameSum<Compute> read_frame(const Storage* row, int 
   } else {
     add_vectors(sum, row + frame.head, frame.vectors, rank, lanes);
   }
-  FrameSum<Compute> found = sums_of_lanes(sum, frame, lanes, rank, lanes);
-  found.largest = larger_or_nan(found.largest, -static_cast<Compute>(kLargestLogit));
-  return found;
+  FrameSum<Compute> frame_sum = sums_of_lanes(sum, frame, lanes, rank, lanes);
+  frame_sum.largest = larger_or_nan(frame_sum.largest, -static_cast<Compute>(kLargestLogit));
+  return frame_sum;
 }
 
 // Number of warps of a block that writes the gradient of a frame of many classes and finds its sums as well
@@ -356,8 +356,8 @@ __device__ __forceinline__ void read_frames(const Sequences& shape, const Storag
   const unsigned begin = kFirst ? 0 : share, width = kFirst ? share : kShares - share;
   const unsigned count = static_cast<unsigned>(shape.samples), places = (runs + kShares - 1) / kShares * width;
   for (unsigned i = block * of_block + warp; i < places * count; i += blocks * of_block) {
-    const unsigned at = i / count, own = kFirst ? at : places - 1 - at;
-    const unsigned place = own / width * kShares + begin + own % width;
+    const unsigned at = i / count, index = kFirst ? at : places - 1 - at;
+    const unsigned place = index / width * kShares + begin + index % width;
     const unsigned run = place % 2 == 0 ? place / 2 : runs - 1 - place / 2;
     const int64 n = i % count;
     const int frames = samples[n].frames;
@@ -525,17 +525,17 @@ constexpr int kLongBlocks = 5, kFindingBlocks = 4;
 #else
 constexpr int kLongBlocks = 6, kFindingBlocks = 5;
 #endif
-// Block-wide sums of `mine`, in every thread; `others` is summed only if `has_others`. Preconditions: all threads of a
-// block of kLongThreads call it; the caller synchronizes the block after using the result, before the next call.
+// Block-wide sums of `posteriors`, in every thread; `others` is summed only if `has_others`. Preconditions: all threads
+// of a block of kLongThreads call it; the caller synchronizes the block after using the result, before the next call.
 // Contains a barrier.
 template <class Mantissa>
-__device__ __forceinline__ PositionPosteriors<Mantissa> add_posteriors(PositionPosteriors<Mantissa> mine,
+__device__ __forceinline__ PositionPosteriors<Mantissa> add_posteriors(PositionPosteriors<Mantissa> posteriors,
                                                                        bool has_others) {
   __shared__ PositionPosteriors<Mantissa> of_warps[kLongThreads / 32];
-  mine.blank = warp_sum(mine.blank);
-  mine.label = warp_sum(mine.label);
-  if (has_others) mine.others = warp_sum(mine.others);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
+  posteriors.blank = warp_sum(posteriors.blank);
+  posteriors.label = warp_sum(posteriors.label);
+  if (has_others) posteriors.others = warp_sum(posteriors.others);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = posteriors;
   __syncthreads();
   PositionPosteriors<Mantissa> all;
 #pragma unroll
@@ -547,12 +547,12 @@ __device__ __forceinline__ PositionPosteriors<Mantissa> add_posteriors(PositionP
   return all;
 }
 
-// Block-wide sum of `mine`, in every thread. Preconditions: those of add_posteriors. Contains a barrier.
+// Block-wide sum of `others`, in every thread. Preconditions: those of add_posteriors. Contains a barrier.
 template <class Mantissa>
-__device__ __forceinline__ Mantissa add_others(Mantissa mine) {
+__device__ __forceinline__ Mantissa add_others(Mantissa others) {
   __shared__ Mantissa of_warps[kLongThreads / 32];
-  mine = warp_sum(mine);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = mine;
+  others = warp_sum(others);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = others;
   __syncthreads();
   Mantissa all = 0;
 #pragma unroll
@@ -598,19 +598,19 @@ struct LongRows {
     while (more) {
       more = left > kStep;
       from = more ? from + kStep * kVec : next;
-      const int behind = more ? left - kStep : next_left;
+      const int remaining = more ? left - kStep : next_left;
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         const bool exists = static_cast<int>(threadIdx.x) + kLongThreads * i < left;
-        Pack<Storage, kVec> found;
+        Pack<Storage, kVec> gradient;
         if (exists)
-          found = of(raw[i], *reinterpret_cast<const Pack<Mantissa, kVec>*>(numbers + kLongThreads * i * kVec));
-        load(from, behind, i);
-        if (exists) store_pack(to + kLongThreads * i * kVec, found);
+          gradient = of(raw[i], *reinterpret_cast<const Pack<Mantissa, kVec>*>(numbers + kLongThreads * i * kVec));
+        load(from, remaining, i);
+        if (exists) store_pack(to + kLongThreads * i * kVec, gradient);
       }
       to += kStep * kVec;
       numbers += kStep * kVec;
-      left = behind;
+      left = remaining;
     }
   }
 };
@@ -754,7 +754,7 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
   for (int t = first; t < end; t += step) {
     FrameSum<Mantissa> sum = next_sum;
     const Mantissa* const posteriors = states + 2 * wide_product(t, size);
-    PositionPosteriors<Mantissa> mine = {next_blank, next_label, Mantissa(0)};
+    PositionPosteriors<Mantissa> of_thread = {next_blank, next_label, Mantissa(0)};
     if (t + step < end) load_next(t + step);
     __shared__ FrameSum<Mantissa> parts[kParts];
     if constexpr (kFindsSums) {
@@ -777,39 +777,39 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
       }
       return of_label;
     };
-    if (likely >= 0) mine.others = others_of(mine.blank, mine.label, own_class);
-    const Mantissa own_label = mine.label;
+    if (likely >= 0) of_thread.others = others_of(of_thread.blank, of_thread.label, own_class);
+    const Mantissa own_label = of_thread.label;
 #pragma unroll 2
     for (int j = rank + kLongThreads; j < size; j += kLongThreads) {
       const Mantissa at_blank = posteriors[j], at_label = j < size - 1 ? posteriors[size + j] : Mantissa(0);
-      mine.blank += at_blank;
-      mine.label += at_label;
-      if (likely >= 0) mine.others += others_of(at_blank, at_label, j < size - 1 ? labels[j] : blank);
+      of_thread.blank += at_blank;
+      of_thread.label += at_label;
+      if (likely >= 0) of_thread.others += others_of(at_blank, at_label, j < size - 1 ? labels[j] : blank);
     }
     // After the barrier in add_posteriors, no thread needs the occ of the preceding frame.
-    auto all = add_posteriors(mine, likely >= 0);
+    auto all = add_posteriors(of_thread, likely >= 0);
     if constexpr (kFindsSums) {
       sum = joined(parts);
       if (rank == 0 && broken != nullptr) tell_sum(sum, sums + t, broken);
       likely = sum.others < Mantissa(1) ? static_cast<int>(sum.at) : -1;
       if (likely >= 0) {
         // If the model is uncertain, few frames come here.
-        mine = {};
+        of_thread = {};
 #pragma unroll 1
         for (int j = rank; j < size; j += kLongThreads) {
-          mine.others += others_of(posteriors[j], j < size - 1 ? posteriors[size + j] : Mantissa(0),
-                                   j < size - 1 ? labels[j] : blank);
+          of_thread.others += others_of(posteriors[j], j < size - 1 ? posteriors[size + j] : Mantissa(0),
+                                        j < size - 1 ? labels[j] : blank);
         }
-        all.others = add_others(mine.others);
+        all.others = add_others(of_thread.others);
       }
     }
     const Mantissa share = scale / (all.blank + all.label);
     // Index in `occ` of the window's first class, chosen so that vectors are aligned there too. All frames have the
     // same labels, so other entries stay 0, unless the origin moves.
     int origin = alike ? kVec - head : 0;
-    auto put = [&](int c, Mantissa found) {
+    auto put = [&](int c, Mantissa value) {
       const unsigned place = static_cast<unsigned>(c - begin);
-      if (place < static_cast<unsigned>(count)) occ[origin + static_cast<int>(place)] = found;
+      if (place < static_cast<unsigned>(count)) occ[origin + static_cast<int>(place)] = value;
     };
     if (moves && t > first) {
       const int now = origin;
@@ -835,22 +835,22 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
     // The gradient of a class with more than half of both softmax and occ is the others' occ minus the others' softmax.
     // The thread that writes its vector rewrites this element afterwards.
     int rewritten = -1;
-    Mantissa rest = 0;
+    Mantissa of_likely = 0;
     if (likely >= begin && likely - begin < count) {
-      const int place = likely - begin, behind = place - head;
-      const int edge = behind < 0 ? place : place - vectors * kVec;
-      const int owner = behind >= 0 && behind < vectors * kVec ? behind / kVec : edge;
+      const int place = likely - begin, offset = place - head;
+      const int edge = offset < 0 ? place : place - vectors * kVec;
+      const int owner = offset >= 0 && offset < vectors * kVec ? offset / kVec : edge;
       const Mantissa most = occ[origin + place], half = Mantissa(0.5) * scale;
       if (owner % kLongThreads == rank && (most > half || most < -half)) rewritten = place;
-      rest = all.others * share - sum.others / (Mantissa(1) + sum.others) * scale;
+      of_likely = all.others * share - sum.others / (Mantissa(1) + sum.others) * scale;
     }
     const FrameSoftmax<kKind, Mantissa> softmax(sum);
     const Mantissa multiple = softmax.factor * scale;
     const auto gradient = [&](const Pack<Storage, kVec>& raw, const Pack<Mantissa, kVec>& of_labels) {
-      Mantissa found[kVec];
+      Mantissa value[kVec];
 #pragma unroll
-      for (int k = 0; k < kVec; ++k) found[k] = softmax.of(raw.element[k], multiple) - of_labels.element[k];
-      return NarrowPack<Storage, kVec>::from(found);
+      for (int k = 0; k < kVec; ++k) value[k] = softmax.of(raw.element[k], multiple) - of_labels.element[k];
+      return NarrowPack<Storage, kVec>::from(value);
     };
     if constexpr (kFindsSums) {
       SharedFrame<Storage> next = frame_of(x + of_step_x);
@@ -865,10 +865,10 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          const int own = v + kLongThreads * i;
-          if (own < vectors) {
-            store_pack(g + head + own * kVec,
-                       gradient(raw[i], *reinterpret_cast<const Pack<Mantissa, kVec>*>(occ + (own + 1) * kVec)));
+          const int index = v + kLongThreads * i;
+          if (index < vectors) {
+            store_pack(g + head + index * kVec,
+                       gradient(raw[i], *reinterpret_cast<const Pack<Mantissa, kVec>*>(occ + (index + 1) * kVec)));
           }
         }
 #pragma unroll
@@ -897,7 +897,7 @@ __device__ __forceinline__ void write_long_frames(const Sequences& shape, const 
           g[c * shape.g_class] = Narrow<Storage>::from(softmax.of(stored[k], multiple) - occ[origin + c]);
       }
     }
-    if (rewritten >= 0) g[rewritten * shape.g_class] = Narrow<Storage>::from(rest);
+    if (rewritten >= 0) g[rewritten * shape.g_class] = Narrow<Storage>::from(of_likely);
     x += of_step_x;
     g += of_step_g;
     head = next_head;
@@ -928,8 +928,8 @@ struct ShortFrames {
     for (int c = threadIdx.x; c < (shape.classes + 3) / 4 * 4; c += blockDim.x) head[c] = none;
     __syncthreads();
     for (int j = threadIdx.x; j < count; j += blockDim.x) {
-      const unsigned link = links[j], behind = link & ~kEarlier;
-      next[j] = behind != 0u ? static_cast<unsigned short>(behind - 1u) : none;
+      const unsigned link = links[j], successor = link & ~kEarlier;
+      next[j] = successor != 0u ? static_cast<unsigned short>(successor - 1u) : none;
       if ((link & kEarlier) == 0u) head[labels[j]] = static_cast<unsigned short>(j);
     }
     if (threadIdx.x == 0) next[count] = none;
@@ -941,16 +941,16 @@ struct ShortFrames {
   __device__ __forceinline__ Mantissa* copy(const Mantissa* from, int count) {
     const int before = static_cast<int>(reinterpret_cast<unsigned long long>(from) % 16 / sizeof(Mantissa));
     const uint4* const vectors = reinterpret_cast<const uint4*>(from - before);
-    Mantissa* const own = rows[threadIdx.x / 32];
+    Mantissa* const row = rows[threadIdx.x / 32];
 #pragma unroll kHasCpAsync ? 4 : 1
     for (int i = threadIdx.x % 32; i < (before + count + kVector - 1) / kVector; i += 32) {
       if constexpr (kHasCpAsync) {
-        cp_async_bytes<16>(own + i * kVector, vectors + i);
+        cp_async_bytes<16>(row + i * kVector, vectors + i);
       } else {
-        reinterpret_cast<uint4*>(own)[i] = vectors[i];
+        reinterpret_cast<uint4*>(row)[i] = vectors[i];
       }
     }
-    return own + before;
+    return row + before;
   }
 };
 
@@ -980,8 +980,8 @@ struct ShortRun {
   // Index of the lane's i-th frame, counted from `first`. Past the last frame, a lane repeats its first frame; a lane
   // without any uses frame 0.
   __device__ __forceinline__ int frame(int i) const {
-    const int group = threadIdx.x % 32 / lanes, behind = group + 32 / lanes * i;
-    return behind < count ? behind : group < count ? group : 0;
+    const int group = threadIdx.x % 32 / lanes, index = group + 32 / lanes * i;
+    return index < count ? index : group < count ? group : 0;
   }
   // True if the lane has an i-th frame.
   __device__ __forceinline__ bool exists(int i) const {
@@ -1050,7 +1050,7 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
   for (int c = rank * kClasses; run.exists(0) && c < classes; c += lanes * kClasses) {
     const auto heads = *reinterpret_cast<const Pack<unsigned short, kClasses>*>(few.head + c);
     int at[kClasses];
-    Mantissa found[kAtOnce][kClasses] = {};
+    Mantissa values[kAtOnce][kClasses] = {};
 #pragma unroll
     for (int k = 0; k < kClasses; ++k) at[k] = heads.element[k];
 #pragma unroll 1
@@ -1058,7 +1058,7 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
 #pragma unroll
       for (int k = 0; k < kClasses; ++k) {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) found[i][k] += labels[i][at[k]];
+        for (int i = 0; i < kAtOnce; ++i) values[i][k] += labels[i][at[k]];
         at[k] = few.next[at[k]];
       }
     }
@@ -1066,9 +1066,9 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
     for (int k = 0; k < kClasses; ++k) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        of_labels[i] += found[i][k];
-        if constexpr (kKind == kSoftmax) of_others[i] += c + k == likely[i] ? Mantissa(0) : found[i][k];
-        if (heads.element[k] < none) labels[i][heads.element[k]] = found[i][k];
+        of_labels[i] += values[i][k];
+        if constexpr (kKind == kSoftmax) of_others[i] += c + k == likely[i] ? Mantissa(0) : values[i][k];
+        if (heads.element[k] < none) labels[i][heads.element[k]] = values[i][k];
       }
     }
   }
@@ -1084,22 +1084,22 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
   }
   __syncwarp();
   if (!run.exists(0)) return;
-  const int64 own = run.first + run.frame(0), step = run.frame(1) - run.frame(0);
-  const Storage* const x = run.x + own * shape.x_frame;
-  Storage* const g = run.g + own * shape.g_frame;
+  const int64 t = run.first + run.frame(0), step = run.frame(1) - run.frame(0);
+  const Storage* const x = run.x + t * shape.x_frame;
+  Storage* const g = run.g + t * shape.g_frame;
   FrameSoftmax<kKind, Mantissa> softmax[kAtOnce];
-  Mantissa share[kAtOnce], rest[kAtOnce];
+  Mantissa share[kAtOnce], of_likely[kAtOnce];
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
     softmax[i] = FrameSoftmax<kKind, Mantissa>(sum[i]);
     share[i] = Mantissa(1) / (of_blank[i] + of_labels[i]);
     if (likely[i] != blank) of_others[i] += of_blank[i];
-    rest[i] = of_others[i] * share[i] - sum[i].others / (Mantissa(1) + sum[i].others);
+    of_likely[i] = of_others[i] * share[i] - sum[i].others / (Mantissa(1) + sum[i].others);
   }
   auto gradient = [&](int i, int c, int head, Storage stored) -> Mantissa {
     const Mantissa before = softmax[i].of(stored, softmax[i].factor);
     const Mantissa occ = (c == blank ? of_blank[i] : labels[i][head]) * share[i];
-    return (c == likely[i] && occ > Mantissa(0.5) ? rest[i] : before - occ) * run.scale;
+    return (c == likely[i] && occ > Mantissa(0.5) ? of_likely[i] : before - occ) * run.scale;
   };
 #pragma unroll 1
   for (int v = rank; v < run.vectors; v += lanes) {
@@ -1110,10 +1110,10 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
       if constexpr (kKind != kPlain) {
         if (v != rank) raw = load_vector<kVec>(x + i * step * shape.x_frame + v * kVec);
       }
-      Mantissa found[kVec];
+      Mantissa values[kVec];
 #pragma unroll
-      for (int k = 0; k < kVec; ++k) found[k] = gradient(i, v * kVec + k, heads.element[k], raw.element[k]);
-      if (run.exists(i)) store_pack(g + i * step * shape.g_frame + v * kVec, NarrowPack<Storage, kVec>::from(found));
+      for (int k = 0; k < kVec; ++k) values[k] = gradient(i, v * kVec + k, heads.element[k], raw.element[k]);
+      if (run.exists(i)) store_pack(g + i * step * shape.g_frame + v * kVec, NarrowPack<Storage, kVec>::from(values));
     }
   }
 #pragma unroll 1
@@ -1145,10 +1145,10 @@ __device__ __forceinline__ void write_short_frames(const Sequences& shape, const
 // of `reasons`.
 __device__ __forceinline__ bool has_alignments(const Sequences& shape, const Sample& sample, const unsigned* broken,
                                                int64 n, unsigned reasons, bool& is_nan) {
-  unsigned found = broken[kByMeeting * shape.samples + n];
-  if ((reasons & kNanLogit) != 0u) found |= broken[kByLogits * shape.samples + n];
-  is_nan = sample.outcome != kBad && sample.outcome != kSkipped && (found & reasons) != 0u;
-  return sample.outcome == kRuns && (found & kNoAlignment) == 0u;
+  unsigned flags = broken[kByMeeting * shape.samples + n];
+  if ((reasons & kNanLogit) != 0u) flags |= broken[kByLogits * shape.samples + n];
+  is_nan = sample.outcome != kBad && sample.outcome != kSkipped && (flags & reasons) != 0u;
+  return sample.outcome == kRuns && (flags & kNoAlignment) == 0u;
 }
 
 // Number of frames of a sample per block that writes posteriors (posteriors.cuh).
@@ -1202,7 +1202,7 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
   const int size = sample.labels + 1;
   x += shape.x_offset(n);
   g += shape.g_offset(n);
-  const int* const own = labels + sample.first;
+  const int* const sample_labels = labels + sample.first;
   const unsigned* const next = links + sample.first;
   const Mantissa* const states = lattice + Lattice<Mantissa>::row(sample, shape.frames, 0);
   FrameSum<Mantissa>* const frame_sums = sums + n * shape.frames;
@@ -1222,7 +1222,7 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
     if (filled <= first) cp_async_wait_all();
   }
   if constexpr (kMany) {
-    write_long_frames<kKind, kFindsSums>(shape, x, g, own, next, states, size, frame_sums, broken_logits,
+    write_long_frames<kKind, kFindsSums>(shape, x, g, sample_labels, next, states, size, frame_sums, broken_logits,
                                          static_cast<Mantissa>(scale), first, step, filled, begin, width);
   } else {
     using Short = ShortFrames<Mantissa>;
@@ -1244,7 +1244,7 @@ __device__ __forceinline__ void write_gradient(const Sequences& shape, const Sto
     while (true) {
       run.count = min(together, filled - run.first);
       if (run.count > 0) run.load(shape, few, states + 2 * wide_product(run.first, size), size);
-      if (!begun) few.begin(shape, own, next, size - 1);
+      if (!begun) few.begin(shape, sample_labels, next, size - 1);
       begun = true;
       if (run.count <= 0) break;
       write_short_frames(shape, few, run, size);

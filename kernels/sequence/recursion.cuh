@@ -127,19 +127,19 @@ __device__ __forceinline__ MeetingTerms<Mantissa> meeting_terms(const StoredNumb
                                                                 const StoredNumber<Mantissa>* beta, const int* labels,
                                                                 int size, int j) {
   using Number = Extended<Mantissa>;
-  MeetingTerms<Mantissa> found;
+  MeetingTerms<Mantissa> terms;
   const Number b = load_number(alpha + j);
   const Number before = j > 0 ? load_number(alpha + size + j - 1) : zero_number<Mantissa>();
-  found.of[0] = sum(b, before);
-  found.of[1] = load_number(beta + j);
-  found.of[2] = found.of[3] = zero_number<Mantissa>();
+  terms.of[0] = sum(b, before);
+  terms.of[1] = load_number(beta + j);
+  terms.of[2] = terms.of[3] = zero_number<Mantissa>();
   if (j < size - 1) {
     const bool skips = j > 0 && labels[j] != labels[j - 1];
     const Number skipped = skips ? before : zero_number<Mantissa>();
-    found.of[2] = sum(load_number(alpha + size + j), b, skipped);
-    found.of[3] = load_number(beta + size + j);
+    terms.of[2] = sum(load_number(alpha + size + j), b, skipped);
+    terms.of[3] = load_number(beta + size + j);
   }
-  return found;
+  return terms;
 }
 
 // Exponent of a product that is zero. It is lower than that of any other product of two extended numbers.
@@ -194,11 +194,11 @@ __device__ __forceinline__ int64 exponent_of_some(const StoredNumber<Mantissa>* 
   }
   return largest;
 }
-// Returns the largest `mine` of a warp to every lane. Precondition: all 32 lanes call it together.
-__device__ __forceinline__ int64 largest_of_warp(int64 mine) {
+// Returns the largest `value` of a warp to every lane. Precondition: all 32 lanes call it together.
+__device__ __forceinline__ int64 largest_of_warp(int64 value) {
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) mine = max(mine, __shfl_xor_sync(0xffffffffu, mine, offset));
-  return mine;
+  for (int offset = 16; offset > 0; offset /= 2) value = max(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  return value;
 }
 
 // Returns the largest exponent of Z's summands to every thread; kNoExponent if Z is zero. A maximum of integers does
@@ -207,9 +207,9 @@ template <class Mantissa>
 __device__ __forceinline__ int64 largest_exponent(const StoredNumber<Mantissa>* alpha,
                                                   const StoredNumber<Mantissa>* beta, const int* labels, int size) {
   __shared__ int64 largest[32];
-  const int64 mine = largest_of_warp(
+  const int64 of_warp = largest_of_warp(
       exponent_of_some(alpha, beta, labels, size, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)));
-  if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = mine;
+  if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = of_warp;
   __syncthreads();
   int64 all = largest[0];
   for (int w = 1; w < blockDim.x / 32; ++w) all = max(all, largest[w]);
@@ -381,13 +381,13 @@ struct Group {
 // `carried` is the label product of the position before the warp's first, in the frame before the chunk; it is updated
 // for the next chunk. `next` receives the label products of the warp's last position, unless it is null.
 template <int kPhase, bool kLeaves, bool kOrdinary, class Mantissa, class Storage>
-__device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Group<Mantissa>& own, int chunk,
+__device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Group<Mantissa>& group, int chunk,
                                            const Common<Mantissa>* common, int count, Extended<Mantissa>& carried,
                                            Common<Mantissa>* next) {
   using Number = Extended<Mantissa>;
   constexpr int kChunk = kChunkFrames<Mantissa>;
   const int lane = threadIdx.x % 32;
-  const StoredNumber<Mantissa>* const emissions = own.emissions(chunk);
+  const StoredNumber<Mantissa>* const emissions = group.emissions(chunk);
   // A single select separates a shuffle from the sums: lane 0 takes the product from outside, and a lane that may not
   // skip takes zero.
   const bool takes_other = lane == 0 || !walk.skips, passes = lane == 31 && next != nullptr;
@@ -404,10 +404,10 @@ __device__ __forceinline__ void walk_chunk(Walk<Mantissa, Storage>& walk, Group<
       walk.b = renormalised(product(bracket_b, of_blank));
       walk.l = renormalised(product(bracket_l, of_label));
     }
-    if constexpr (kLeaves && kPhase == 1) store_pair(own.slots(chunk) + 32 * f, walk.b, walk.l);
+    if constexpr (kLeaves && kPhase == 1) store_pair(group.slots(chunk) + 32 * f, walk.b, walk.l);
     if constexpr (kLeaves && kPhase == 2) {
-      store_number(own.brackets(chunk, false) + 32 * f, bracket_b.m, bracket_b.e);
-      store_number(own.brackets(chunk, true) + 32 * f, bracket_l.m, bracket_l.e);
+      store_number(group.brackets(chunk, false) + 32 * f, bracket_b.m, bracket_b.e);
+      store_number(group.brackets(chunk, true) + 32 * f, bracket_l.m, bracket_l.e);
     }
     if (f < kChunk - 1 && passes) store_number(&next[f + 1].passed, walk.l.m, walk.l.e);
   };
@@ -498,9 +498,9 @@ struct Elements {
     if (last >= steps) return;
     const bool up = walk.step > 0;
     const unsigned bytes = static_cast<unsigned>(kChunk * (up ? walk.step : -walk.step)) * sizeof(Storage);
-    const unsigned long long behind =
+    const unsigned long long end =
         reinterpret_cast<unsigned long long>(walk.blank + (up ? last : first) * walk.step) + sizeof(Storage);
-    const unsigned long long at = behind - bytes;
+    const unsigned long long at = end - bytes;
     const unsigned before = static_cast<unsigned>(at) & 15u;
     prefetch_l2(reinterpret_cast<const void*>(at - before), (before + bytes + 15u) & ~15u);
   }
@@ -587,12 +587,13 @@ struct Products {
   using Word = typename PackedNumber<Mantissa>::Word;
   static constexpr int kChunk = kChunkFrames<Mantissa>;
 
-  static __device__ __forceinline__ void store_state(Word* word, int* own, const Extended<Mantissa>& a, int shared) {
+  static __device__ __forceinline__ void store_state(Word* word, int* own_exponent, const Extended<Mantissa>& a,
+                                                     int shared) {
     if (shared != kApart) {
       *word = pack(a, shared);
     } else {
       *word = bits_of(a.m);
-      *own = a.e;
+      *own_exponent = a.e;
     }
   }
 
@@ -733,10 +734,10 @@ struct Posteriors {
   }
 
   static __device__ __forceinline__ Mantissa any_posterior(const Extended<Mantissa>& left, Word word, int shared,
-                                                           const int* own, int64 exponent) {
+                                                           const int* own_exponent, int64 exponent) {
     if (word == 0) return Mantissa(0);
     const Extended<Mantissa> other =
-        shared == kApart ? Extended<Mantissa>{from_bits(word), *own} : unpack_nonzero<Mantissa>(word, shared);
+        shared == kApart ? Extended<Mantissa>{from_bits(word), *own_exponent} : unpack_nonzero<Mantissa>(word, shared);
     return posterior(left, other, exponent);
   }
 
@@ -770,8 +771,8 @@ __device__ __forceinline__ void receive_chunk(StoredNumber<Mantissa>* at, int pa
     }
   }
   if (lane < passes) {
-    const Extended<Mantissa> found = number_of(words);
-    store_number(&to[lane + 1].passed, found.m, found.e);
+    const Extended<Mantissa> received = number_of(words);
+    store_number(&to[lane + 1].passed, received.m, received.e);
     set_absent(at);
   }
   if (lane < kChunkFrames<Mantissa>) words = look(at + kChunkFrames<Mantissa>);
@@ -936,9 +937,9 @@ __device__ __forceinline__ void store_posteriors(const Half<Mantissa>& half, Pos
         for (int f = 0; f < kTogether; ++f) {
 #pragma unroll
           for (int i = 0; i < kKinds; ++i) {
-            const Posteriors<Mantissa>& own = posteriors[i];
-            const int by = own.shared_of(first + f) - static_cast<int>(exponent) + bracket[f][i].e;
-            *row_at(own.states.word, chunk * kChunk + first + f, own.states.step) =
+            const Posteriors<Mantissa>& of_kind = posteriors[i];
+            const int by = of_kind.shared_of(first + f) - static_cast<int>(exponent) + bracket[f][i].e;
+            *row_at(of_kind.states.word, chunk * kChunk + first + f, of_kind.states.step) =
                 bits_of(bracket[f][i].m * scaled_word(word[f][i], by, Mantissa(0)));
           }
         }
@@ -1143,7 +1144,7 @@ __device__ __forceinline__ void walk_prepared(const Sequences& shape, const Stor
 // and alpha's block stores the result for later launches. Preconditions: targets are not concatenated; one block
 // processes a direction of a sample.
 template <bool kStores, int kRoles, bool kKeeps, class Mantissa, class Storage>
-__device__ __forceinline__ void walk_given(const Sequences& shape, const GivenArrays& given, const double* expected,
+__device__ __forceinline__ void walk_given(const Sequences& shape, const GivenArrays& arrays, const double* expected,
                                            SequenceStatus* status, const Storage* x, const Buffers<Mantissa>& at,
                                            Mantissa* lattice, int* exponents, unsigned order) {
   __shared__ int labels[kBand];
@@ -1153,7 +1154,7 @@ __device__ __forceinline__ void walk_given(const Sequences& shape, const GivenAr
     at.broken[(tells ? kByAlpha : kByBeta) * shape.samples + n] = 0;
     if (tells) at.broken[kByMeeting * shape.samples + n] = at.broken[kByLogits * shape.samples + n] = 0;
   }
-  const Sample sample = examined_sample(shape, given, n, 0, false, 0, tells ? at.labels : nullptr, labels, kBand,
+  const Sample sample = examined_sample(shape, arrays, n, 0, false, 0, tells ? at.labels : nullptr, labels, kBand,
                                         tells ? status : nullptr);
   // Done by a storing warp, which no other warp waits for.
   if (tells && threadIdx.x == blockDim.x - 1) {

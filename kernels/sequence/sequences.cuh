@@ -218,23 +218,23 @@ struct GivenArrays {
 // Stores the labels in `to`, from the sample's first position on, unless `to` is null, and the first `count` of them in
 // `near`. The whole block may read both afterwards. Reports nothing if `status` is null. Precondition: all threads of
 // the block call it.
-__device__ __forceinline__ Sample examined_sample(const Sequences& shape, const GivenArrays& given, int64 n,
+__device__ __forceinline__ Sample examined_sample(const Sequences& shape, const GivenArrays& arrays, int64 n,
                                                   int64 before, bool uneven, int64 total, int* to, int* near, int count,
                                                   SequenceStatus* status) {
   const int64 group = shape.batch_of(n), batch = group * shape.inner;
   const bool concatenated = shape.concatenated != 0;
-  const auto label_at = [&](int64 i) { return load_integer(given.targets, shape.of_targets, i); };
+  const auto label_at = [&](int64 i) { return load_integer(arrays.targets, shape.of_targets, i); };
   // A padded target has `room` labels in memory, so they can be loaded before their number is known.
   const int rank = threadIdx.x;
   const int64 early = !concatenated && rank < shape.room ? label_at(n * shape.room + rank) : 0;
   // All loads, including that of the weight, precede the first use of any: one scoreboard counts them all.
   const int64 frames =
-      given.input_lengths == nullptr ? shape.frames : load_integer(given.input_lengths, shape.of_input_lengths, n);
+      arrays.input_lengths == nullptr ? shape.frames : load_integer(arrays.input_lengths, shape.of_input_lengths, n);
   const int64 labels =
-      given.target_lengths == nullptr ? shape.room : load_integer(given.target_lengths, shape.of_target_lengths, n);
+      arrays.target_lengths == nullptr ? shape.room : load_integer(arrays.target_lengths, shape.of_target_lengths, n);
   Sample sample;
-  sample.weight = given.weights == nullptr ? 1.0 : load_weight(given.weights, shape.of_weight, n);
-  const bool is_kept = given.mask == nullptr || given.mask[n];
+  sample.weight = arrays.weights == nullptr ? 1.0 : load_weight(arrays.weights, shape.of_weight, n);
+  const bool is_kept = arrays.mask == nullptr || arrays.mask[n];
   const bool wrong_frames = frames < 0 || frames > shape.frames, wrong_labels = labels < 0 || labels > shape.room;
   const bool counts = is_kept && sample.weight != 0.0;
   sample.outcome = kRuns;
@@ -266,9 +266,9 @@ __device__ __forceinline__ Sample examined_sample(const Sequences& shape, const 
     const bool is_class = label >= 0 && label < shape.classes && label != shape.blank;
     if (!is_class) report(status, shape.site + kLabel, from + j, label, shape.classes);
     wrong = wrong || !is_class;
-    const int found = is_class ? static_cast<int>(label) : 0;
-    if (to != nullptr) to[sample.first + j] = found;
-    if (j < count) near[j] = found;
+    const int safe_label = is_class ? static_cast<int>(label) : 0;
+    if (to != nullptr) to[sample.first + j] = safe_label;
+    if (j < count) near[j] = safe_label;
   }
   if (__syncthreads_or(wrong)) sample.outcome = kBad;
   if (sample.outcome == kRuns) {
@@ -294,9 +294,10 @@ __device__ __forceinline__ void begin_call(const double* expected, double* used,
 
 // Prepares sample blockIdx.x and resets the counters of later launches. `expected` may be null; `used` receives the
 // grad_output that gradients are written for. Preconditions: one block of 256 threads per sample.
-__device__ __forceinline__ void prepare_sample(const Sequences& shape, const GivenArrays& given, const double* expected,
-                                               double* used, Sample* samples, int* labels, unsigned* broken,
-                                               unsigned* ticket, unsigned* started, SequenceStatus* status) {
+__device__ __forceinline__ void prepare_sample(const Sequences& shape, const GivenArrays& arrays,
+                                               const double* expected, double* used, Sample* samples, int* labels,
+                                               unsigned* broken, unsigned* ticket, unsigned* started,
+                                               SequenceStatus* status) {
   const int64 n = blockIdx.x, batch = shape.batch_of(n) * shape.inner;
   for (int i = threadIdx.x; n == 0 && i < 2 + kClaims; i += blockDim.x) started[i] = 0;
   __shared__ int64 totals[2];
@@ -312,7 +313,7 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const Giv
     unsigned long long before = 0, all = 0;
     bool out = false;
     for (int64 i = threadIdx.x; i < shape.inner; i += blockDim.x) {
-      const int64 length = load_integer(given.target_lengths, shape.of_target_lengths, batch + i);
+      const int64 length = load_integer(arrays.target_lengths, shape.of_target_lengths, batch + i);
       out = out || length < 0 || length > shape.room;
       all += static_cast<unsigned long long>(length);
       if (batch + i < n) before += static_cast<unsigned long long>(length);
@@ -325,7 +326,7 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const Giv
   const bool concatenated = shape.concatenated != 0;
   const int64 before = concatenated ? totals[0] : 0, total = concatenated ? totals[1] : 0;
   const bool uneven = concatenated && (out_of_range != 0 || total != shape.room);
-  const Sample sample = examined_sample(shape, given, n, before, uneven, total, labels, nullptr, 0, status);
+  const Sample sample = examined_sample(shape, arrays, n, before, uneven, total, labels, nullptr, 0, status);
   if (threadIdx.x == 0) samples[n] = sample;
   if (threadIdx.x == 32 && n == 0) begin_call(expected, used, ticket);
 }
@@ -334,12 +335,12 @@ __device__ __forceinline__ void prepare_sample(const Sequences& shape, const Giv
 // launch has prepared the sample.
 __device__ __forceinline__ void link_labels(const Sample& sample, const int* labels, unsigned* links) {
   if (sample.outcome != kRuns) return;
-  const int* const mine = labels + sample.first;
+  const int* const sample_labels = labels + sample.first;
   for (int j = threadIdx.x; j < sample.labels; j += blockDim.x) {
-    const int label = mine[j];
+    const int label = sample_labels[j];
     unsigned next = 0u, earlier = 0u;
     for (int i = 0; i < sample.labels; ++i) {
-      const bool same = mine[i] == label;
+      const bool same = sample_labels[i] == label;
       earlier = same && i < j ? kEarlier : earlier;
       next = same && i > j && next == 0u ? i + 1u : next;
     }

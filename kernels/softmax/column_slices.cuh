@@ -249,9 +249,9 @@ struct RecordedCoeffs {
 
   template <class Program>
   __device__ __forceinline__ GradCoeffs<Compute> scaled(const Program& program, int64 row, int64) const {
-    GradCoeffs<Compute> found = load_shared_by_blocks(coeffs + row);
-    scale_grad_coeffs(program, found, static_cast<Compute>(load_shared_by_blocks(grad_output) * weight));
-    return found;
+    GradCoeffs<Compute> row_coeffs = load_shared_by_blocks(coeffs + row);
+    scale_grad_coeffs(program, row_coeffs, static_cast<Compute>(load_shared_by_blocks(grad_output) * weight));
+    return row_coeffs;
   }
 };
 // Reads coefficients that an earlier launch has recorded. One factor serves all rows.
@@ -262,9 +262,9 @@ struct KnownCoeffs {
 
   template <class Program>
   __device__ __forceinline__ GradCoeffs<Compute> scaled(const Program& program, int64 row, int64) const {
-    GradCoeffs<Compute> found = coeffs[row];
-    scale_grad_coeffs(program, found, factor);
-    return found;
+    GradCoeffs<Compute> row_coeffs = coeffs[row];
+    scale_grad_coeffs(program, row_coeffs, factor);
+    return row_coeffs;
   }
 };
 // Reads coefficients from the residual, indexed by the row's position in the result.
@@ -276,9 +276,10 @@ struct ResidualCoeffs {
 
   template <class Program, class Compute = typename Program::Compute>
   __device__ __forceinline__ GradCoeffs<Compute> scaled(const Program& program, int64, int64 place) const {
-    GradCoeffs<Compute> found = program.grad_coeffs[place];
-    scale_grad_coeffs(program, found, static_cast<Compute>(widen<double>(grad_output[place * result_stride]) * scale));
-    return found;
+    GradCoeffs<Compute> row_coeffs = program.grad_coeffs[place];
+    scale_grad_coeffs(program, row_coeffs,
+                      static_cast<Compute>(widen<double>(grad_output[place * result_stride]) * scale));
+    return row_coeffs;
   }
 };
 
@@ -381,8 +382,8 @@ struct ColumnSliceReader {
     for_each_vector(own, first, add);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const Exchanged mine = combined_lanes<kLanes>(Exchanged(exchanged_sums(sums[i])));
-      if (threadIdx.x % kSpan < kLanes) shared_sums<Exchanged>(threadIdx.x / kSpan, i * kLanes + lane()) = mine;
+      const Exchanged span_sums = combined_lanes<kLanes>(Exchanged(exchanged_sums(sums[i])));
+      if (threadIdx.x % kSpan < kLanes) shared_sums<Exchanged>(threadIdx.x / kSpan, i * kLanes + lane()) = span_sums;
     }
     __syncthreads();
     return combined<kSpans, Exchanged>();

@@ -186,8 +186,8 @@ struct PackedDenseRegisterReader {
     char* const stage = shared_of_warp(2 * kBytes);
     const int lane = threadIdx.x % kWarp;
     const auto rows_of = [&](int64 tile) {
-      const int64 behind = rows - tile * kTile;
-      return behind < kTile ? static_cast<int>(behind) : kTile;
+      const int64 remaining = rows - tile * kTile;
+      return remaining < kTile ? static_cast<int>(remaining) : kTile;
     };
     WarpTiles left(group, work.claim_counter);
     if (left.chunk >= chunks) return;

@@ -137,10 +137,10 @@ struct RunningLeader {
   // Largest logit of `width` neighbouring lanes. Preconditions: those of subwarp_reduce.
   template <class Logits>
   __device__ __forceinline__ KnownMax<Compute> of_subwarp(const Logits& logit, int width) const {
-    const Compute own = pack < 0 ? -scalar_infinity(Compute()) : logit.value(raw);
-    if (width == 1) return {own, pack};
-    const Compute largest = subwarp_reduce(own, width, MaxOp{});
-    return {largest, first_of_subwarp(identical(own, largest), width) ? pack : -1};
+    const Compute local_max = pack < 0 ? -scalar_infinity(Compute()) : logit.value(raw);
+    if (width == 1) return {local_max, pack};
+    const Compute largest = subwarp_reduce(local_max, width, MaxOp{});
+    return {largest, first_of_subwarp(identical(local_max, largest), width) ? pack : -1};
   }
 };
 
@@ -161,12 +161,12 @@ __device__ __forceinline__ void add_exponentials(const Logits& logit, int first,
     for (int i = 0; i < kVecSize; ++i) e[i] = logit.exponential(raw[i], shift);
   }
   if (first == known.leader) {
-    bool found = false;
+    bool excluded = false;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const bool leads = identical(logit.value(raw[i]), known.max_logit) & !found;
+      const bool leads = identical(logit.value(raw[i]), known.max_logit) & !excluded;
       e[i] = leads ? Compute(0) : e[i];
-      found |= leads;
+      excluded |= leads;
     }
   }
   exp_sum += sum_elements(e);

@@ -100,8 +100,8 @@ struct LaneLabels {
   __device__ __forceinline__ void active_classes(const Program& program, int count, Index (&classes)[kVecSize]) const {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const Index found = program.template active_class<Index>(label_load[i]);
-      classes[i] = i < count ? found : Index(kNoLoss);
+      const Index class_index = program.template active_class<Index>(label_load[i]);
+      classes[i] = i < count ? class_index : Index(kNoLoss);
     }
   }
 };

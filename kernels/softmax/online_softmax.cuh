@@ -140,8 +140,8 @@ __device__ __forceinline__ void combine(OnlineSoftmax<Compute, Excluded>& part,
 // together; width is a power of two and the same in all of them.
 __device__ __forceinline__ bool first_of_subwarp(bool condition, int width) {
   const int lane = threadIdx.x % kWarp, first = lane & -width;
-  const unsigned found = __ballot_sync(0xffffffffu, condition) >> first;
-  return __ffs(static_cast<int>(found)) - 1 == lane - first;
+  const unsigned ballot = __ballot_sync(0xffffffffu, condition) >> first;
+  return __ffs(static_cast<int>(ballot)) - 1 == lane - first;
 }
 
 // Combines the parts of `width` neighbouring lanes; every one of them gets the result. If several lanes hold the

@@ -72,9 +72,9 @@ struct PackedSource {
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
       for (int j = 0; j < kClasses; j += kEach) {
-        const Word found = load_words(word(i, j));
+        const Word loaded = load_words(word(i, j));
 #pragma unroll
-        for (int k = 0; k < kEach; ++k) x[j + k].element[i] = found.element[k];
+        for (int k = 0; k < kEach; ++k) x[j + k].element[i] = loaded.element[k];
       }
     }
   }
@@ -107,26 +107,26 @@ struct StretchedRows {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const Word* const words = reinterpret_cast<const Word*>(row + i * (kWarp * pitch));
-      Word found;
+      Word loaded;
 #pragma unroll
       for (int j = 0; j < kClasses; ++j) {
         // Words without a class are skipped.
         const int word = j * kStep / kEach;
-        if (j == 0 || word != (j - 1) * kStep / kEach) found = load_words(words + word);
-        x[j].element[i] = found.element[j * kStep % kEach];
+        if (j == 0 || word != (j - 1) * kStep / kEach) loaded = load_words(words + word);
+        x[j].element[i] = loaded.element[j * kStep % kEach];
       }
     }
   }
 };
 
 // Starts copies of `bytes` bytes to shared memory in words of 16 bytes; the warp sees them after cp_async_wait_all()
-// and __syncwarp(). The copy begins at the same distance from a multiple of 16 bytes as `from`. `before` and `behind`:
+// and __syncwarp(). The copy begins at the same distance from a multiple of 16 bytes as `from`. `before` and `after`:
 // true if the tensor has at least 16 more bytes before and after the range; otherwise nothing outside of it is read on
 // that side. kPadding bytes, 16 or 0, are inserted after every `pitch` bytes, counted from the multiple of 16 at or
 // before `from`. Preconditions: all lanes of the warp call it together; `stage` is a multiple of 16 and has room for 16
 // bytes more; `pitch` is a multiple of 16 if there is padding.
 template <int kPadding, class Storage>
-__device__ __forceinline__ void copy_stretch(char* stage, const Storage* from, int bytes, bool before, bool behind,
+__device__ __forceinline__ void copy_stretch(char* stage, const Storage* from, int bytes, bool before, bool after,
                                              int pitch) {
   using Chunk = Pack<Storage, 16 / static_cast<int>(sizeof(Storage))>;
   constexpr int kAtOnce = 16 * kWarp;
@@ -136,20 +136,20 @@ __device__ __forceinline__ void copy_stretch(char* stage, const Storage* from, i
   const char* const aligned = reinterpret_cast<const char*>(from) - shift;
   // Updates the position of this lane's word incrementally, without a division: `within` is its distance from the last
   // padding.
-  const int each = kPadding == 0 ? 0 : kAtOnce / pitch, rest = kPadding == 0 ? 0 : kAtOnce % pitch;
+  const int added_step = kPadding == 0 ? 0 : kAtOnce / pitch, within_step = kPadding == 0 ? 0 : kAtOnce % pitch;
   int added = kPadding == 0 ? 0 : 16 * lane / pitch, within = kPadding == 0 ? 0 : 16 * lane % pitch;
 #pragma unroll 4
   for (int byte = 16 * lane; byte < end; byte += kAtOnce) {
     char* const place = stage + byte + added * kPadding;
     if constexpr (kPadding != 0) {
-      added += each;
-      within += rest;
+      added += added_step;
+      within += within_step;
       if (within >= pitch) {
         within -= pitch;
         ++added;
       }
     }
-    if ((before || byte >= shift) && (behind || byte + 16 <= end)) {
+    if ((before || byte >= shift) && (after || byte + 16 <= end)) {
       cp_async(reinterpret_cast<Chunk*>(place), reinterpret_cast<const Chunk*>(aligned + byte));
       continue;
     }
@@ -300,8 +300,8 @@ struct PackedReader {
     }
     // Number of rows of a tile.
     __device__ __forceinline__ int rows_of(int64 tile) const {
-      const int64 behind = program.space.rows - tile * kTile;
-      return behind < kTile ? static_cast<int>(behind) : kTile;
+      const int64 remaining = program.space.rows - tile * kTile;
+      return remaining < kTile ? static_cast<int>(remaining) : kTile;
     }
     // Number of rows of this lane, if the tile has `here` rows.
     static __device__ __forceinline__ int count_of(int here) {
@@ -325,8 +325,8 @@ struct PackedReader {
       if constexpr (kCut) {
         // The last row ends with its last class.
         const int last = (here - 1) * pitch() + kSpan;
-        const bool behind = (program.space.rows - first - here) * pitch() >= 16;
-        copy_stretch<kPadding>(place, program.input + first * (pitch() / kSize), last, first > 0, behind, pitch());
+        const bool remaining = (program.space.rows - first - here) * pitch() >= 16;
+        copy_stretch<kPadding>(place, program.input + first * (pitch() / kSize), last, first > 0, remaining, pitch());
       } else {
         Tile{place}.copy_in(program.input + first * kClasses, here);
       }

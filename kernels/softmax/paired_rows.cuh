@@ -34,14 +34,14 @@ template <class T, int kVecSize>
 __device__ __forceinline__ void to_upper(const T (&lower)[kVecSize], T (&upper)[kVecSize]) {
   constexpr int kPairs = kVecSize / 2;
   const int lane = threadIdx.x % kWarp;
-  T before[kPairs];
+  T previous[kPairs];
 #pragma unroll
   for (int q = 0; q < kPairs; ++q) {
-    before[q] = __shfl_sync(0xffffffffu, lower[2 * q + 1], (lane + kWarp - 1) % kWarp);
+    previous[q] = __shfl_sync(0xffffffffu, lower[2 * q + 1], (lane + kWarp - 1) % kWarp);
   }
 #pragma unroll
   for (int q = 0; q < kPairs; ++q) {
-    upper[2 * q] = lane == 0 ? before[(q + kPairs - 1) % kPairs] : before[q];
+    upper[2 * q] = lane == 0 ? previous[(q + kPairs - 1) % kPairs] : previous[q];
     upper[2 * q + 1] = lower[2 * q];
   }
 }
@@ -51,13 +51,13 @@ template <class T, int kVecSize>
 __device__ __forceinline__ void to_lower(const T (&upper)[kVecSize], T (&lower)[kVecSize]) {
   constexpr int kPairs = kVecSize / 2;
   const int lane = threadIdx.x % kWarp;
-  T behind[kPairs];
+  T next[kPairs];
 #pragma unroll
-  for (int q = 0; q < kPairs; ++q) behind[q] = __shfl_sync(0xffffffffu, upper[2 * q], (lane + 1) % kWarp);
+  for (int q = 0; q < kPairs; ++q) next[q] = __shfl_sync(0xffffffffu, upper[2 * q], (lane + 1) % kWarp);
 #pragma unroll
   for (int q = 0; q < kPairs; ++q) {
     lower[2 * q] = upper[2 * q + 1];
-    lower[2 * q + 1] = lane == kWarp - 1 ? behind[(q + 1) % kPairs] : behind[q];
+    lower[2 * q + 1] = lane == kWarp - 1 ? next[(q + 1) % kPairs] : next[q];
   }
 }
 
@@ -213,17 +213,17 @@ struct PairedClasses {
   // Converts labels, given for the lane's rows in lower classes, to indices into these classes, or -1 if the label is
   // none of them. The results are for the rows selected by kUpperRows. Precondition: all lanes of the warp call it
   // together.
-  __device__ __forceinline__ void index_labels(const int (&labels)[kVecSize], int (&found)[kVecSize]) const {
+  __device__ __forceinline__ void index_labels(const int (&labels)[kVecSize], int (&indices)[kVecSize]) const {
     if constexpr (kUpperRows) {
-      to_upper(labels, found);
+      to_upper(labels, indices);
     } else {
 #pragma unroll
-      for (int i = 0; i < kVecSize; ++i) found[i] = labels[i];
+      for (int i = 0; i < kVecSize; ++i) indices[i] = labels[i];
     }
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const bool is_here = Tile::kAlternates ? found[i] % 2 == first : count > 0;
-      found[i] = found[i] >= 0 && is_here ? found[i] / kStep : -1;
+      const bool is_here = Tile::kAlternates ? indices[i] % 2 == first : count > 0;
+      indices[i] = indices[i] >= 0 && is_here ? indices[i] / kStep : -1;
     }
   }
   __device__ __forceinline__ P read(int k) const {

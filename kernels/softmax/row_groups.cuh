@@ -219,15 +219,15 @@ struct ColumnWarps : BlockOfSubwarps {
     ++sync.syncs;
     return threadIdx.x < kWarp ? rolled_warp_sum(x) : 0.0;
   }
-  // Shares `mine` with the threads of the same row. Returns the parts that part_of() reads; they stay valid until the
-  // next call.
+  // Shares `local_part` with the threads of the same row. Returns the parts that part_of() reads; they stay valid until
+  // the next call.
   template <class Part>
-  __device__ __forceinline__ const unsigned* exchange(const Part& mine) const {
+  __device__ __forceinline__ const unsigned* exchange(const Part& local_part) const {
     static_assert(sizeof(Part) % 4 == 0, "what is shared travels in words of 4 bytes");
     constexpr int kWords = sizeof(Part) / 4;
     __shared__ unsigned words[kWarps * kWords * kWarp];
     unsigned* const parts = words + threadIdx.x % kWarp;
-    const unsigned* const own = reinterpret_cast<const unsigned*>(&mine);
+    const unsigned* const own = reinterpret_cast<const unsigned*>(&local_part);
     __syncthreads();  // all threads have read the parts of the previous call
 #pragma unroll
     for (int k = 0; k < kWords; ++k) parts[(thread_rank() * kWords + k) * kWarp] = own[k];
@@ -316,13 +316,13 @@ struct ClusterGroup {
     if (threadIdx.x == 0) claim_slots()[sync.syncs & 1] = sync.claimed;
   }
 
-  // All-gather across warps: each warp contributes `mine` (uniform within the warp). Afterwards all[w] holds warp w's
+  // All-gather across warps: each warp contributes `value` (uniform within the warp). Afterwards all[w] holds warp w's
   // value in every thread of the group. Also broadcasts the chunk that the leader claimed.
   //
   // Double-buffered, so one barrier is enough: a thread that still reads the buffer of the call before the previous one
   // has not contributed to the previous call, and every thread waits in that call until all have contributed.
   template <class T>
-  __device__ __forceinline__ void all_gather(const T& mine, SyncState& sync, const T*& all) const {
+  __device__ __forceinline__ void all_gather(const T& value, SyncState& sync, const T*& all) const {
     static_assert(sizeof(T) % 4 == 0, "what is shared travels in words of 4 bytes");
     constexpr int kWords = sizeof(T) / 4;
     // An array of words, because T may have constructors.
@@ -330,9 +330,9 @@ struct ClusterGroup {
     T* const all_parts = reinterpret_cast<T*>(words[sync.syncs & 1]);
     const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
     unsigned* const slot = reinterpret_cast<unsigned*>(&all_parts[block_rank() * warps + threadIdx.x / kWarp]);
-    const unsigned* const own = reinterpret_cast<const unsigned*>(&mine);
+    const unsigned* const own = reinterpret_cast<const unsigned*>(&value);
     if constexpr (kClusterSize == 1) {
-      if (lane == 0) reinterpret_cast<T&>(*slot) = mine;
+      if (lane == 0) reinterpret_cast<T&>(*slot) = value;
       publish_claim(sync);
       __syncthreads();
     } else {
@@ -430,10 +430,10 @@ struct WorkerSpeculativeScale {
   double grad_output;
 
   template <class Result>
-  __device__ __forceinline__ WorkerSpeculativeScale(const Result* given, const double* expected_grad_output,
+  __device__ __forceinline__ WorkerSpeculativeScale(const Result* true_grad_output, const double* expected_grad_output,
                                                     double* used_grad_output, double weight)
       : used_grad_output(used_grad_output), weight(weight) {
-    const double loaded = given_or_expected(given, expected_grad_output);
+    const double loaded = given_or_expected(true_grad_output, expected_grad_output);
     if constexpr (Group::kBlockWide) {
       if (threadIdx.x == 0) shared() = loaded;
       if constexpr (!Group::kMultiWarp) __syncthreads();

@@ -166,16 +166,16 @@ struct StreamedReader {
       __shared__ RowSums<Compute, Program::kSmoothed> all[2][kMaxPartials];
 #pragma unroll 1
       for (int i = warp; i < partials; i += warps) {
-        const auto mine = read_partial(program, now, z, i * kWarp + threadIdx.x % kWarp, count);
-        if (threadIdx.x % kWarp == 0) all[sync.syncs & 1][i] = mine;
+        const auto part = read_partial(program, now, z, i * kWarp + threadIdx.x % kWarp, count);
+        if (threadIdx.x % kWarp == 0) all[sync.syncs & 1][i] = part;
       }
       sync.claimed = queue.claimed;
       group.publish_claim(sync);
       __syncthreads();
       // The first warp combines the parts while the others go on to the next row.
       if (warp == 0) {
-        const auto found = combine_warp_partials<kMaxPartials>(all[sync.syncs & 1], partials);
-        total += program.finish(now.target, z, found, now.exists && threadIdx.x == 0).value;
+        const auto row_sums = combine_warp_partials<kMaxPartials>(all[sync.syncs & 1], partials);
+        total += program.finish(now.target, z, row_sums, now.exists && threadIdx.x == 0).value;
       }
       ++sync.syncs;
 
