@@ -79,7 +79,7 @@ def _classes_apart() -> Iterator[Case]:
     for dtype in DTYPES:
         yield case(logits((2048, 32000), dtype), Layout(step=2))
     yield case(logits((2048, 32000), F32), Layout(step=3, offset=1))
-    # Classes start in the middle of memory sectors.
+    # Classes start within lines of 128 bytes, and in 16 bits or with 999 rows within sectors.
     for dtype in DTYPES:
         yield case(logits((1000, 32001), dtype), across)
         yield case(logits((999, 32000), dtype), across)
