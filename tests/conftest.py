@@ -58,7 +58,7 @@ COUNTS = pytest.StashKey[Counter[str]]()
 SECONDS = pytest.StashKey[Counter[str]]()
 
 
-# The same examples in every run, and no time limit on busy machines.
+# Equal examples in every run, and no time limit on busy machines.
 settings.register_profile(
     "cupylosses", max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )

@@ -183,7 +183,7 @@ nn.CrossEntropyLoss(label_smoothing=0.1).forward(torch.ones(3, 2), torch.ones(3)
 nn.CrossEntropyLoss().forward(torch.ones(3, 2), torch.ones(3), check_targets="never")  # error
 nn.DistillationLoss(2.0, 0.5, class_dim="last")  # error
 
-# What torch's functions return is unknown here, where torch is not followed; what NumPy's do is not.
+# Results of torch's functions are unknown here, where imports of torch are not followed; those of NumPy's are known.
 x, y, asked = torch.ones(3, 2), torch.ones(3), bool(input())
 array: numpy.ndarray = F.cross_entropy(numpy.ones(3), y)
 plain: torch.Tensor = F.cross_entropy(x, y)

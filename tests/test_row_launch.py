@@ -235,7 +235,7 @@ def test_rows_with_a_target_per_class(x: Logits, dtype: str, place: tuple[int, i
 
 @given(logits())
 def test_vectors_are_aligned_in_logits_and_gradients(x: Logits) -> None:
-    """Where a thread moves neighbouring classes, a row has the same misalignment in logits and gradients. Where it
+    """If a thread moves neighbouring classes, a row has the same misalignment in logits and gradients. If it
     moves neighbouring rows, both are aligned and vectors divide the number of rows.
     """
     shape, class_dim, dtype, strides, address = x

@@ -240,7 +240,7 @@ class Plan(ABC):
         self._ahead: dict[Wanted, Wanted] = {}
         self._buffers: dict[Wanted, list[tuple[int, tuple[Any, ...]]]] = {}
 
-    # What an engine supplies
+    # Methods that an engine supplies
 
     @abstractmethod
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
@@ -270,7 +270,7 @@ class Plan(ABC):
         """Returns the strides that `gradient_steps` needs of ``grad_output``; None if it takes any."""
         return None
 
-    # What every plan has
+    # Attributes of every plan
 
     @cached_property
     def constant(self) -> Divisor:

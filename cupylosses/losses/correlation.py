@@ -29,7 +29,7 @@ def _pearson_reference(xp, input, target):
     lengths = xp.sqrt(xp.where(constant, one, xx)) * xp.sqrt(xp.where(constant, one, yy))
     dot = xp.sum(x * y, axis=-1)
     apart = 1 - xp.where(constant, dot * 0, dot / lengths)
-    # Where rounding makes it negative, the value becomes 0 and the derivatives are kept.
+    # If rounding makes it negative, the value becomes 0 and the derivatives are kept.
     return apart - xp.where(apart < 0, detached(apart), xp.zeros_like(apart))
 
 

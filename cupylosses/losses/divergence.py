@@ -20,7 +20,7 @@ def _log_ratio(xp, a, b):
 
 
 def kl_reference(xp, input, target, log_target, log_input):
-    # Where the target has no mass, the term and its gradient are 0 for any finite or infinite prediction. Both operands
+    # If the target has no mass, the term and its gradient are 0 for any finite or infinite prediction. Both operands
     # are replaced there first, so that neither 0 * log 0 nor 0 * inf arises.
     empty = (xp.exp(target) if log_target else target) == 0
     one = xp.ones_like(target)
@@ -90,7 +90,7 @@ kl_div = define(
 def _generalized_kl_reference(xp, input, target):
     empty = (target == 0) & (input >= 0)
     one = xp.ones_like(target)
-    # Where the target is 0, the derivative with respect to it would be -inf.
+    # If the target is 0, the derivative with respect to it would be -inf.
     t, x = xp.where(empty, one, target), xp.where(empty, one, input)
     ordinary = (t > 0) & (x > 0)
     safe_t, safe_x = xp.where(ordinary, t, one), xp.where(ordinary, x, one)
@@ -164,7 +164,7 @@ def js_reference(xp, input, target, beta, log_target, log_input):
     q = xp.exp(input) if log_input else input
     zero, one = xp.zeros_like(p + q), xp.ones_like(p + q)
     no_p, no_q = p == 0, q == 0
-    # Where a probability is 0, its derivative is 0 by convention, so it becomes a constant.
+    # If a probability is 0, its derivative is 0 by convention, so it becomes a constant.
     p, q = xp.where(no_p, zero, p), xp.where(no_q, zero, q)
     difference = p - q
     if log_target and log_input:

@@ -27,7 +27,7 @@ def _cosine(xp, input1, input2, eps):
 def _cosine_embedding_reference(xp, input1, input2, target, margin, eps):
     c = _cosine(xp, input1, input2, eps)
     zero, apart, excess = xp.zeros_like(c), 1 - c, c - margin
-    # Where rounding makes 1 - c negative, the value becomes 0 and the derivatives are kept.
+    # If rounding makes 1 - c negative, the value becomes 0 and the derivatives are kept.
     similar = apart - xp.where(apart < 0, detached(apart), zero)
     value = xp.where(target > 0, similar, xp.where(excess < 0, zero, excess))
     return xp.where((target > 0) | (target < 0), value, zero + nan)
@@ -80,7 +80,7 @@ def _cosine_at_least(xp, x1, x2, eps):
 
 def _cosine_loss_reference(xp, input, target, eps):
     c = _cosine_at_least(xp, input, target, eps)
-    # Where rounding makes 1 - c negative, the value becomes 0 and the derivatives are kept.
+    # If rounding makes 1 - c negative, the value becomes 0 and the derivatives are kept.
     return 1 - c - xp.where(c > 1, detached(1 - c), xp.zeros_like(c))
 
 

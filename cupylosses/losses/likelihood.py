@@ -8,7 +8,7 @@ from cupylosses.reference_math import detached, log_factorial, stirling_remainde
 
 
 def _log_of_sum(xp, x, eps):
-    # Where x is close to 1, the rounding error of x + eps is as large as the logarithm.
+    # If x is close to 1, the rounding error of x + eps is as large as the logarithm.
     one = xp.ones_like(x)
     split = (x > eps) & (x < inf)
     safe = detached(xp.where(split, x, one))
@@ -17,7 +17,7 @@ def _log_of_sum(xp, x, eps):
 
 
 def _product(xp, rate, target, factor):
-    # Where both overflow, the rate is larger, so the product is dropped. Its derivative with respect to the target (the
+    # If both overflow, the rate is larger, so the product is dropped. Its derivative with respect to the target (the
     # factor) is kept.
     product = target * factor
     both = xp.isinf(rate) & xp.isinf(product) & xp.isfinite(factor)

@@ -266,7 +266,7 @@ def _general_reference(xp, input, target, alpha, scale):
     usual = (distance > 0) & (distance < _LARGE)
     beyond = ~(r * r < 2.0**100 * distance)
     smooth = (r * r <= 2) & (r * r <= 0.25 * distance)
-    # Where the power overflows, its derivatives would be inf - inf.
+    # If the power overflows, its derivatives would be inf - inf.
     log = xp.where(beyond, 2 * xp.log(xp.abs(d)) - 2 * xp.log(scale) - xp.log(distance), xp.log1p(r * r / distance))
     over = xp.where(usual, 0.5 * alpha * log, xp.where(alpha > 2, 0.5 * r * r, zero)) > 709
     usual = usual & ~over

@@ -188,7 +188,7 @@ __device__ __forceinline__ Dual<T, kN | kR> focused(const Dual<T, kN>& nll, cons
   if (gamma.value == T(0)) return chain(nll, complement, nll.value, T(1), T(0));
   const Power<T> power = scalar_power(Fraction<T>{complement.value, T(0)}, gamma.value);
   const bool infinite = nll.value > scalar_max(T());
-  // Where the complement goes to 0, nll does so at the same rate.
+  // As the complement goes to 0, nll does so at the same rate.
   const T ratio = complement.value > T(0) ? scalar_divide_roughly(nll.value, complement.value) : T(1);
   return chain(nll, complement, power.times(nll.value), power.times(T(1)),
                infinite ? T(0) : gamma.value * power.times(ratio));

@@ -522,7 +522,7 @@ def _gradient_scaler(s: Subject) -> None:
 
 @transform("several streams", gpu=True)
 def _streams(s: Subject) -> None:
-    """The same call on two streams at once."""
+    """One call on two streams at once."""
     operands = [x.requires_grad_() for x in s.draw((257, 129), dtype="float32")]
     expected = _value_and_gradients(s.function, operands)
     streams = [torch.cuda.Stream() for _ in range(2)]

@@ -84,7 +84,7 @@ def _has_gradient(function: Function, operands: Sequence[Tensor], position: int)
 
 def _require_close(name: str, ours: Tensor | None, exact: Tensor | None, size: Expected | None) -> None:
     require(ours is not None and exact is not None and size is not None, f"{name} is missing")
-    # Where torch's formula is 0 * inf, only the truth is right.
+    # If torch's formula is 0 * inf, only the truth is right.
     numbers = ~exact.isnan()
     compared = compare(ours.cpu()[numbers], Expected(exact[numbers], size.rms[numbers], size.total[numbers]))
     require(compared.ok, f"{name}: {compared}")

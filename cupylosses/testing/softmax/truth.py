@@ -267,7 +267,7 @@ def _terms(
         return -w * ((1 - label_smoothing) * t + label_smoothing / classes) * log_p
     hot = torch.zeros_like(log_p).scatter(-1, t[:, None], 1.0)
     complement = 1 - log_p.exp()
-    # Where 1 - p is 0, its power has no derivative.
+    # If 1 - p is 0, its power has no derivative.
     power = torch.where(complement > 0, torch.where(complement > 0, complement, 1.0) ** gamma, float(gamma == 0))
     label_cost = (1 - label_smoothing) * (power * -log_p + poly * complement)
     return w * (torch.where(hot > 0, label_cost, 0.0) - label_smoothing / classes * log_p)
