@@ -20,9 +20,9 @@
 //    row prefetch their next row into L2 before step 2, so that memory is busy meanwhile.
 // 4. Each chunk of rows yields one partial sum of values, and the block that arrives last adds the partial sums.
 //
-// Where gradients are written with the value, a row that does not fit into a cluster is kept by as many blocks as it
-// needs (speculate_apart). They keep only its first vectors if more rows are then in flight. Where rows are too few for
-// a GPU, blocks also share rows that do not fit even then, and they share rows in the other kernels too: each block
+// If gradients are written with the value, a row that does not fit into a cluster is kept by as many blocks as it
+// needs (speculate_apart). They keep only its first vectors if more rows are then in flight. If rows are too few for a
+// GPU, blocks also share rows that do not fit even then, and they share rows in the other kernels too: each block
 // sums its part of a row and stores its statistics in memory.
 //
 // Traffic: each element is read once (twice if not kHeld), and each gradient is written once. The assignment of

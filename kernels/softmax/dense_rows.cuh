@@ -1352,8 +1352,8 @@ __device__ __forceinline__ void write_known_gradients(const Program& program, co
 }
 
 // Version of visit_dense_row for two softmaxes and Classes::kAlone. KnownLogs evaluate all classes but the leaders.
-// Where values occur that KnownLogs do not cover, the softmaxes evaluate their pack (if numbers are kept) or all
-// classes of the thread instead.
+// The softmaxes evaluate values that KnownLogs do not cover: their pack if numbers are kept, otherwise all classes of
+// the thread.
 template <bool kGradient, class Group, class Program, class Classes, class Scale>
 __device__ __forceinline__ typename Program::Compute visit_known_row(const Program& program, const Group& group,
                                                                      const int64 (&offset)[kRowStreams],
