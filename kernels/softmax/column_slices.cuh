@@ -440,18 +440,22 @@ struct ColumnSliceReader {
     Pack<typename Program::Input, kVecSize> first[kAhead];
     own.start(first);
     evaluation.wait();
-    if (!rows.exists) return;
     int labels[kVecSize];
-    rows.active_classes(program, labels);
     GradCoeffs<Compute> coeffs[kVecSize];
     bool all_zero[kVecSize], any_zero = false;
+    if (rows.exists) {
+      rows.active_classes(program, labels);
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      coeffs[i] =
-          coeffs_of.scaled(program, rows.first + i, rows.offset[kResults] + i * program.space.at.stride[kResults][0]);
-      all_zero[i] = coeffs[i].all_zero();
-      any_zero |= all_zero[i];
+      for (int i = 0; i < kVecSize; ++i) {
+        coeffs[i] =
+            coeffs_of.scaled(program, rows.first + i, rows.offset[kResults] + i * program.space.at.stride[kResults][0]);
+        all_zero[i] = coeffs[i].all_zero();
+        any_zero |= all_zero[i];
+      }
     }
+    // A warp whose lanes took both branches would write each class twice, a part of its sectors each time.
+    if constexpr (!kRunsOnce) any_zero = __any_sync(0xffffffffu, any_zero) != 0;
+    if (!rows.exists) return;
     using Classes = SliceClasses<Program, kVecSize, kAhead, true>;
     if (any_zero || kRunsOnce) {
       using Store = StoreVectors<kMasks<Program>, true, Program, Classes, kVecSize>;

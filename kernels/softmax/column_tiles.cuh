@@ -384,6 +384,8 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
         coeffs[i].exp_coeff *= none ? Compute(0) : scalar_exp(largest - exp_shift(coeffs[i].max_logit));
       }
     }
+    // A warp whose lanes took both branches would write each class twice, a part of its sectors each time.
+    any_zero = __any_sync(0xffffffffu, any_zero) != 0;
     if (count <= 0) return total;
     if (any_zero) {
       store_staged_classes<kKeeps, kMasks, true>(program, own, labels, coeffs, all_zero);
