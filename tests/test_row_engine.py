@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from devices import GPU, KERNELS
+from devices import GPU, HOST, KERNELS
 from grids import in_turn, short_or_full, thorough
 from torch import Tensor
 
@@ -23,6 +23,7 @@ import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
 from cupylosses.engines import execute
 from cupylosses.engines.softmax import layout as softmax_layout
+from cupylosses.jit.gpu import Chip
 from cupylosses.testing import host
 from cupylosses.testing.host.execution import SMALL, HostDevice
 from cupylosses.testing.softmax.properties import (
@@ -264,6 +265,22 @@ def test_values_alone(shape: tuple[int, int], dtype: str, fresh_plans: Callable[
     assert found and all(x.streamed for x in found)
 
 
+@pytest.mark.plain
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+@pytest.mark.parametrize("lanes", [0, 1 << 16])
+def test_values_alone_of_rows_that_a_cluster_could_barely_hold(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads have up to 16 vectors in flight, in blocks of 128 or 512; the bits are those of rows in shared memory."""
+    monkeypatch.setattr(softmax_layout, "STREAMED_LANES", lanes)
+    given = draw((2, 131089), 1, "float32", "cpu")
+    with host.execution() as device, noted_layouts() as found:
+        device.chip = Chip(227 << 10, clusters=True)
+        beside = given.call().detach()
+        with parts():
+            value_agrees_with_truth(given)
+            assert same_bits(given.call(), beside)
+    assert {(x.streamed, x.streamed_vectors) for x in found} >= {(512 if lanes else 128, 16)}
+
+
 @pytest.mark.parametrize(("count", "ahead"), [(1, 16), (5, 16), (5, 2)])
 def test_slices_of_several_tiles_and_whole_ones(count: int, ahead: int, fresh_plans: Callable[[], None]) -> None:
     """Two tiles, with a slice each or five in all: gradients in one pass and in two, and values without gradients."""
@@ -329,6 +346,7 @@ def test_short_rows_without_a_loss_in_registers(classes: int, fresh_plans: Calla
                 ((300, 50257), "bfloat16"),
                 ((300, 128256), "bfloat16"),
                 ((150, 262144), "bfloat16"),
+                ((130, 140001), "float32"),
                 ((3, 1048577), "float32"),
                 ((70, 600001), "float32"),
                 ((3, 128256), "float16"),
@@ -345,7 +363,9 @@ def test_a_whole_chip(
     device = torch_device.devices[torch.cuda.current_device()]
     device.chip = dataclasses.replace(device.chip, shared=torch_device.TorchDevice(device.index).chip.shared)
     fresh_plans()
-    agrees_with_truth(draw(shape, 1, dtype, KERNELS), label_smoothing=label_smoothing)
+    given = draw(shape, 1, dtype, KERNELS)
+    agrees_with_truth(given, label_smoothing=label_smoothing)
+    value_agrees_with_truth(given, label_smoothing=label_smoothing)
 
 
 #: Shapes of many dimensions, and the class dimension.

@@ -32,6 +32,7 @@ from cupylosses.engines.softmax.layout import (
     PART_BYTES,
     ROWS_PER_THREAD,
     SHARED_BYTES,
+    STREAMED_FEW_ROWS,
     STREAMED_ROWS,
     THREAD_PER_ROW_THREADS_MIN,
     THREADS,
@@ -333,17 +334,26 @@ def test_short_rows_are_prefetched_for_few_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "threads"),
+    ("shape", "dtype", "threads", "vectors"),
     [
-        ((8192, 32000), "bfloat16", 128),
-        ((8192, 128256), "bfloat16", 128),
-        ((STREAMED_ROWS - 1, 32000), "bfloat16", 0),
-        ((32768, 4096), "float32", 0),
-        ((65536, 1024), "float32", 0),
+        ((8192, 32000), "bfloat16", 128, 8),
+        ((8192, 128256), "bfloat16", 128, 8),
+        ((STREAMED_ROWS, 32000), "bfloat16", 256, 8),
+        ((STREAMED_ROWS - 1, 32000), "bfloat16", 0, 0),
+        ((STREAMED_ROWS - 1, 128256), "bfloat16", 256, 8),
+        ((STREAMED_FEW_ROWS, 151936), "float32", 512, 16),
+        ((STREAMED_FEW_ROWS - 1, 151936), "float32", 0, 0),
+        ((2048, 256000), "float32", 128, 16),
+        ((2048, 300000), "float32", 0, 0),
+        ((32768, 4096), "float32", 0, 0),
+        ((65536, 1024), "float32", 0, 0),
     ],
 )
-def test_values_alone_of_many_long_rows_are_found_in_parts(shape: tuple[int, int], dtype: str, threads: int) -> None:
-    assert of(shape, 1, dtype).streamed == threads
+def test_values_alone_of_many_long_rows_are_found_in_parts(
+    shape: tuple[int, int], dtype: str, threads: int, vectors: int
+) -> None:
+    x = of(shape, 1, dtype)
+    assert (x.streamed, x.streamed_vectors) == (threads, vectors)
 
 
 @pytest.mark.parametrize(

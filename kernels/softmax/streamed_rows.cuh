@@ -53,10 +53,9 @@ struct StreamingBlock : ClusterGroup<1> {
   int resident_threads;
 };
 
-template <int kVecSize>
+// kVectors: maximum number of vectors of a part that a thread loads.
+template <int kVecSize, int kVectors>
 struct StreamedReader {
-  // Maximum number of vectors of a part that a thread loads.
-  static constexpr int kVectors = 8;
   // Maximum number of parts of a row.
   static constexpr int kMaxPartials = 256;
 

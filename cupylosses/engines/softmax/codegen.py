@@ -133,8 +133,9 @@ class SoftmaxKernel(Kernel):
             classes are strided; for interleaved rows as in `RowLayout`.
         in_place: Dtype of gradients that overwrite the logits, or "".
         per_thread: Classes per thread, or vectors of a row, if their number is a compile-time constant; or vectors, or
-            rows, of a tile of log-probabilities per lane; or vectors that a thread has in flight, in slices.
-        warps: Warps that share a tile of columns, or warps of a block of pipelined rows.
+            rows, of a tile of log-probabilities per lane; or vectors that a thread has in flight, in slices and in
+            streamed rows.
+        warps: Warps that share a tile of columns, or warps of a block of pipelined or streamed rows.
         lanes: Lanes that share a row in pipelined rows and in second derivatives in registers; threads that read a
             class, in slices.
         edges: Maximum number of edge elements of a row per thread.
@@ -689,7 +690,7 @@ class _Indices:
         if second or kernel.layout == "two_pass":
             return group, f"TwoPassReader<{_Indices._size(kernel)}>"
         if kernel.layout == "streamed":
-            return group, f"StreamedReader<{kernel.vec_size}>"
+            return group, f"StreamedReader<{kernel.vec_size}, {kernel.per_thread}>"
         switches = ", ".join(map(_bool, (kernel.prefetch, kernel.shifted, kernel.gathered)))
         return group, f"ResidentReader<{kernel.vec_size}, {kernel.edges}, {switches}>"
 
@@ -772,7 +773,8 @@ class _Indices:
         if layout == "pipelined":
             return f"{kernel.warps * WARP}, {pipelined_threads(kernel.lanes) // (kernel.warps * WARP)}"
         if layout == "streamed":
-            return f"{SUBWARP_BLOCK_THREADS}, {STREAMED_THREADS // SUBWARP_BLOCK_THREADS}"
+            threads = kernel.warps * WARP
+            return f"{threads}, {STREAMED_THREADS[kernel.per_thread] // threads}"
         return bounds
 
 

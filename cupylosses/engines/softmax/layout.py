@@ -171,12 +171,17 @@ BLOCK_BLOCKS = 3
 PLAIN_BLOCKS = 2
 #: Maximum bytes of a row for which the next row is prefetched into L2, and half as many blocks run.
 PREFETCH_BYTES = 16 << 10
-#: Threads that a multiprocessor can run at once for streamed rows: without gradients, not kept on chip.
-STREAMED_THREADS = 640
+#: Threads that a multiprocessor can run at once for streamed rows (without gradients, not kept on chip), by the number
+#: of vectors that a thread loads together.
+STREAMED_THREADS = {8: 640, 16: 512}
 #: Minimum number of threads that would share such a row otherwise.
 STREAMED_WIDTH = 512
-#: Minimum number of such rows: as many as fill a GPU without several blocks per row.
-STREAMED_ROWS = 256
+#: Minimum number of such rows: as many as fill a GPU without several blocks per row. STREAMED_FEW_ROWS is that of rows
+#: of more than STREAMED_LONG bytes, of which a block shared by a cluster waits longer than a larger block.
+STREAMED_ROWS, STREAMED_FEW_ROWS, STREAMED_LONG = 256, 96, 128 << 10
+#: Maximum number of threads of all rows together for which blocks get more threads: one block for each of the 132
+#: multiprocessors of an H200, two of half as many threads, and so on.
+STREAMED_LANES = 132 * BLOCK_THREADS
 #: Threads that a multiprocessor runs at once for pipelined rows (short rows of 32-bit elements without gradients, in
 #: registers) that are shared by at most a warp. In 16 bits shared memory is faster.
 PIPELINED_THREADS = 384
@@ -439,6 +444,7 @@ class RowLayout:
         resident: Threads that a multiprocessor runs at once; half as many with gradients if ``prefetch``.
         streamed: Threads of a block that processes a row without gradients in another way (streamed rows); 0 if there
             is no such way.
+        streamed_vectors: Vectors of such a row that a thread loads together.
         prefetch: True if the next row is prefetched into L2.
         per_thread: Classes per thread, if rows are in registers or their number is a compile-time constant; vectors per
             lane of second derivatives in registers that lanes share; vectors, or rows, per lane of a tile of
@@ -472,6 +478,7 @@ class RowLayout:
     cluster: int = 1
     resident: int = 2048
     streamed: int = 0
+    streamed_vectors: int = 0
     prefetch: bool = False
     per_thread: int = 0
     warps: int = 1
@@ -569,10 +576,12 @@ def row_layout(
     resident = _resident(kind, vec_size, block_blocks(cluster, heavy, crowded), each_edges)
     prefetch = kind == "block" and cluster == 1 and not (heavy or shifted)
     prefetch = prefetch and classes * logits.itemsize <= PREFETCH_BYTES
-    streamed = 0
-    if kind == "block" and rows >= STREAMED_ROWS and width * cluster >= STREAMED_WIDTH and not gathers:
-        fits = _stage(classes // vec_size, width * cluster) <= VECTORS
-        streamed = fits * min(SUBWARP_BLOCK_THREADS, threads * cluster)
+    streamed = streamed_vectors = 0
+    least = STREAMED_FEW_ROWS if classes * logits.itemsize > STREAMED_LONG else STREAMED_ROWS
+    if kind == "block" and rows >= least and width * cluster >= STREAMED_WIDTH and not gathers:
+        needed = _stage(classes // vec_size, width * cluster)
+        streamed_vectors = next((x for x in STREAMED_THREADS if x >= needed), 0)
+        streamed = _streamed_block(rows) if streamed_vectors else 0
     chunks, rank = _chunks(units, _most_chunks(resident)), space_rank(rows, sizes)
     turns = 0
     plain = kind in ("subwarp", "block") and not (shifted or streamed or heavy)
@@ -580,9 +589,18 @@ def row_layout(
     if rows >= PIPELINED_ROWS and plain and whole and logits.itemsize == 4:
         turns = _turns(kind, width, threads, cluster, classes // vec_size, -(-units // chunks))
     return RowLayout(
-        kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed, prefetch,
-        per_thread=per_thread, shifted=shifted, gathered=gathers, turns=turns, edges=each_edges,
+        kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident, streamed,
+        streamed_vectors, prefetch, per_thread=per_thread, shifted=shifted, gathered=gathers, turns=turns,
+        edges=each_edges,
     )  # fmt: skip
+
+
+def _streamed_block(rows: int) -> int:
+    """Number of threads of a block that processes a row alone: more if rows are few."""
+    threads = BLOCK_THREADS
+    while threads > SUBWARP_BLOCK_THREADS and rows * threads > STREAMED_LANES:
+        threads //= 2
+    return threads
 
 
 def pipelined_threads(lanes: int) -> int:

@@ -250,9 +250,10 @@ class SoftmaxPlan(Plan):
         forward, warps, lanes = stage in ("value", "unreduced"), 1, 0
         valued, stage = stage != "product", "hvp" if stage == "product" else stage
         if forward and x.streamed:
-            layout, threads, shared, cluster = "streamed", x.streamed, 0, 1
+            layout, threads, shared, cluster, warps = "streamed", x.streamed, 0, 1, x.streamed // gpu.WARP
             width = x.threads * x.cluster
-            blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS // threads))
+            per_thread = x.streamed_vectors
+            blocks = min(chunks, processors * (softmax_layout.STREAMED_THREADS[per_thread] // threads))
         elif forward and x.turns and self.compute == "float32":
             layout, shared, lanes, warps = "pipelined", 0, width, threads // gpu.WARP
             width = x.turns
@@ -318,7 +319,7 @@ class SoftmaxPlan(Plan):
             cluster=cluster, prefetch=x.prefetch and "gradient" in stage,
             in_place=self.input.gradient.dtype if self.input.in_place and wanted[0] else "",
             shifted=x.shifted and of_layout, gathered=x.gathered and of_layout,
-            per_thread=per_thread if layout == x.kind else 0,
+            per_thread=per_thread if layout in (x.kind, "streamed") else 0,
             edges=x.edges if layout == x.kind and stage != "from_residual" else 0, partial=x.partial,
             step=x.step if layout == x.kind else 0, padded=x.padded and layout == x.kind,
             warps=x.warps if layout == x.kind else warps, lanes=lanes,

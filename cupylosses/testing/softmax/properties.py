@@ -286,7 +286,7 @@ def agrees_with_truth(sample: Given, reduction: str | None = None, both: bool = 
 @contextmanager
 def parts() -> Iterator[None]:
     """Within this context, blocks compute the values of rows in parts, however few and short the rows are."""
-    with mock.patch.object(softmax_layout, "STREAMED_ROWS", 0), mock.patch.object(softmax_layout, "STREAMED_WIDTH", 0):
+    with mock.patch.multiple(softmax_layout, STREAMED_ROWS=0, STREAMED_FEW_ROWS=0, STREAMED_WIDTH=0):
         yield
 
 

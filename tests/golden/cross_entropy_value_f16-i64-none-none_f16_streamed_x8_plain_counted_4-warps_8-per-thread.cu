@@ -14,7 +14,7 @@ struct Loss {
 #line 1 "cross_entropy.plain"
     const auto _row = ::lift<float>(weighted(hard * weight, nll) + weighted(label_smoothing, smooth));
     return _row;
-#line 1 "<cross_entropy_value_f16-i64-none-none_f16_streamed_x8_plain_counted>.entries"
+#line 1 "<cross_entropy_value_f16-i64-none-none_f16_streamed_x8_plain_counted_4-warps_8-per-thread>.entries"
   }
 };
 
@@ -22,7 +22,7 @@ using Result = half_t;
 using Space = RowSpace<1>;
 using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, false, false>;
 using Compute = Program::Compute;
-using Reader = StreamedReader<8>;
+using Reader = StreamedReader<8, 8>;
 
 extern "C" __global__ void __launch_bounds__(128, 5)
 cross_entropy_value_f16(const half_t* input, const int64* target, float* lse, unsigned char* correct, GradCoeffs<float>* residual, double* memory, half_t* value, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
