@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -27,6 +28,7 @@ from cupylosses.engines.regions.layout import (
     GRADIENT_THREADS,
     TILE_BYTES,
     VoxelStream,
+    classes_in_registers,
     gradient_chunks,
     gradient_piece,
     layout,
@@ -733,7 +735,7 @@ def test_a_mask_and_bad_labels_in_kernels():
 
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("classes", "width", "last"), [(22, 16, False), (22, 17, False), (22, 16, True), (5, 17, True)]
+    ("classes", "width", "last"), [(50, 16, False), (50, 17, False), (50, 16, True), (5, 17, True)]
 )
 def test_tiles_of_logits_as_they_are_stored(classes, width, last, monkeypatch, fresh_plans):
     """Tiles hold 16-bit logits if registers cannot hold all classes: words of a class that start anywhere, or
@@ -770,7 +772,7 @@ def test_tiles_of_logits_as_they_are_stored(classes, width, last, monkeypatch, f
     ("function", "classes", "dtype", "dense", "options"),
     [
         (F.dice_ce_loss, 41, torch.float32, True, {}),
-        (F.dice_focal_loss, 170, torch.float32, False, {}),
+        (F.dice_focal_loss, 230, torch.float32, False, {}),
         (F.dice_loss, 31, torch.float64, True, {"activation": "sigmoid", "overlap": "min"}),
         (F.dice_ce_loss, 42, torch.bfloat16, False, {"label_smoothing": 0.1}),
         (F.dice_ce_loss, 66, torch.float32, False, {"ignore_index": 1}),
@@ -812,6 +814,80 @@ def test_lanes_that_share_the_classes_of_a_voxel(function, classes, dtype, dense
         y[1, 2, 2], mask[1, 2, 2] = classes, True
         with pytest.raises(IndexError, match=rf"target\[1, 2, 2\].*got {classes} for {classes} classes"):
             function(z.to(KERNELS, dtype), y.to(KERNELS), mask=mask.to(KERNELS), check_targets="sync")
+
+
+@pytest.mark.plain
+@pytest.mark.skipif(not HOST, reason="no C++ compiler on Linux")
+@pytest.mark.parametrize(
+    ("function", "classes", "dtype"), [(F.dice_loss, 33, torch.float32), (F.dice_ce_loss, 48, torch.bfloat16)]
+)
+def test_more_classes_in_registers_than_a_word_has_bits(function, classes, dtype):
+    """A GPU with much shared memory holds as many classes in registers. Labels are compared by bits of two words."""
+    generator = torch.Generator().manual_seed(6)
+    z = torch.randn(2, classes, 9, 8, generator=generator).to(dtype)
+    y = torch.arange(2 * 9 * 8).view(2, 9, 8) % classes
+    results = []
+    for wide in (dtype, torch.float64):
+        x = z.to(wide).requires_grad_()
+        with host.execution() if wide == dtype else nullcontext() as device:
+            if device:
+                device.chip = Chip(227 << 10, clusters=True)
+            value = function(x, y, out_dtype="float64")
+            results.append([value.detach(), torch.autograd.grad(value, x)[0].double()])
+    (value, gradient), (right, slopes) = results
+    torch.testing.assert_close(value, right, rtol=1e-5, atol=0)
+    torch.testing.assert_close(gradient, slopes, rtol=1e-2, atol=1e-3 * float(slopes.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("classes", "heavy", "voxels"), [(20, False, 2), (33, False, 2), (34, False, 1), (33, True, 1)]
+)
+def test_pairs_of_voxels_in_registers(classes, heavy, voxels):
+    """Voxels of a vector, for logits of 16 bits and labels."""
+    logits, none = VoxelStream((classes * 64, 1), 64, 2), VoxelStream((0, 0), vector=False)
+    streams = (logits, VoxelStream((64, 1), 0, 8), none, logits, none)
+    x = layout((2, 64), classes, streams, 4, False, 200 << 10, 40, heavy, stored=not heavy, apart=True)
+    assert (x.held, x.vec_size) == (classes, voxels)
+
+
+@pytest.mark.parametrize(
+    ("classes", "width", "options", "expected"),
+    [
+        (48, 64, {"apart": True}, (48, 1, 1)),
+        (49, 64, {"apart": True}, (25, 2, 1)),
+        (105, 64, {"apart": True}, (27, 4, 1)),
+        (150, 64, {"apart": True}, (19, 8, 2)),
+        (150, 65, {"apart": True}, (19, 8, 1)),
+        (224, 64, {"apart": True}, (28, 8, 2)),
+        (225, 64, {"apart": True}, (15, 16, 2)),
+        (41, 64, {"apart": True, "heavy": True}, (11, 4, 2)),
+        (160, 64, {"apart": True, "heavy": True}, (20, 8, 2)),
+        (161, 64, {"apart": True, "heavy": True}, (21, 8, 1)),
+        (41, 64, {}, (11, 4, 2)),
+        (161, 64, {}, (11, 16, 2)),
+    ],
+)
+def test_lanes_and_vectors_of_many_classes(classes, width, options, expected):
+    """Classes of a lane, lanes, and voxels of a vector, for float32 logits and labels."""
+    logits, none = VoxelStream((classes * width, 1), width, 4), VoxelStream((0, 0), vector=False)
+    streams = (logits, VoxelStream((width, 1), 0, 8), none, logits, none)
+    apart, heavy = options.get("apart", False), options.get("heavy", False)
+    most = classes_in_registers(4, False, apart, heavy, 227 << 10)
+    x = layout((2, width), classes, streams, 4, False, 200 << 10, most, shared=True, **options)
+    assert (x.held, x.lanes, x.vec_size) == expected
+
+
+def test_classes_in_registers_depend_on_shared_memory():
+    found = {
+        (apart, heavy): [classes_in_registers(4, False, apart, heavy, x << 10) for x in (64, 99, 163, 227)]
+        for apart, heavy in ((False, False), (True, False), (True, True))
+    }
+    assert found == {
+        (False, False): [20, 20, 20, 20],
+        (True, False): [20, 21, 37, 48],
+        (True, True): [20, 21, 37, 40],
+    }
+    assert [classes_in_registers(8, dense, not dense, False, 227 << 10) for dense in (False, True)] == [6, 4]
 
 
 @pytest.mark.kernels
@@ -934,10 +1010,10 @@ def test_vectors_follow_from_sizes_and_strides_decide_only_how_they_are_read():
     apart = VoxelStream((64, 2), 16, 4)
     packed = VoxelStream((48, 3), 1, 4)
     none = VoxelStream((0, 0), vector=False)
-    first = layout((2, 16), 3, (dense, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False, 1 << 16)
-    second = layout((2, 16), 3, (apart, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False, 1 << 16)
+    first = layout((2, 16), 3, (dense, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False, 1 << 16, 20)
+    second = layout((2, 16), 3, (apart, VoxelStream((16, 1), 0, 8), none, dense, none), 4, False, 1 << 16, 20)
     assert (first.vec_size, first.wide) == (4, True) and (second.vec_size, second.wide) == (4, False)
-    third = layout((2, 16), 3, (packed, VoxelStream((16, 1), 0, 8), none, packed, none), 4, False, 1 << 16)
+    third = layout((2, 16), 3, (packed, VoxelStream((16, 1), 0, 8), none, packed, none), 4, False, 1 << 16, 20)
     assert (third.vec_size, third.wide, third.packed) == (4, True, (True, True))
     assert not any((*first.packed, *second.packed))
     assert len({(x.chunks, x.per_chunk) for x in (first, second, third)}) == 1
@@ -959,7 +1035,7 @@ def test_chunks_of_a_few_samples_are_one_wave_of_blocks(itemsize, classes, heavy
     logits = VoxelStream((classes * voxels, 1), voxels, itemsize)
     none = VoxelStream((0, 0), vector=False)
     streams = (logits, VoxelStream((voxels, 1), 0, 8), none, logits, none)
-    x = layout((samples, voxels), classes, streams, 4, dense=False, room=1 << 16, heavy=heavy)
+    x = layout((samples, voxels), classes, streams, 4, dense=False, room=1 << 16, most=20, heavy=heavy)
     assert x.vec_size == vec_size
     assert 0.95 * most <= samples * x.chunks <= most
     assert (x.chunks - 1) * x.per_chunk < voxels // vec_size <= x.chunks * x.per_chunk

@@ -68,6 +68,34 @@ __device__ __forceinline__ LabelGradient<typename Program::Compute> gradient_of_
   return y;
 }
 
+// A label that is compared with every class. With kClasses > 0 the label is a bit of one or more words, so that one
+// instruction compares a class whose number is a compile-time constant; 0: the numbers are compared.
+template <int kClasses>
+struct LabelBits {
+  static constexpr int kWords = (kClasses + 31) / 32;
+  unsigned words[kWords];
+
+  // Precondition: 0 <= label < kClasses, unless the results of is() are not used.
+  __device__ __forceinline__ explicit LabelBits(int label) {
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+      const unsigned bit = kWords == 1 ? 1u << label : label / 32 == k ? 1u << label % 32 : 0u;
+      words[k] = opaque(bit);
+    }
+  }
+  __device__ __forceinline__ bool is(int c) const {
+    return (words[c / 32] & 1u << c % 32) != 0;
+  }
+};
+template <>
+struct LabelBits<0> {
+  int label;
+
+  __device__ __forceinline__ bool is(int c) const {
+    return c == label;
+  }
+};
+
 // Stores the gradients of all classes of voxel i, with kLabelApart. Returns false if the evaluation was tentative and
 // the voxel loss is not finite; the caller then repeats it with another kMode (element_loss).
 template <unsigned kMode, class Program, class Classes, class Coeffs, class Store>
@@ -83,8 +111,7 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
   }
   const LabelGradient<Compute> of_label =
       gradient_of_label(program, classes, softmax, target, i, coeffs, voxel_scale, sum);
-  // The label as a bit: with few classes, one instruction tests it for all of them.
-  const unsigned label_bit = Program::kTile > 0 ? 0u : opaque(1u << target.label);
+  const LabelBits<Program::kTile == 0 ? Program::kClasses : 0> label{target.label};
   Compute total = Compute(0);
 #pragma unroll(Program::kLoop)
   for (int c = 0; c < classes.count(); ++c) {
@@ -92,8 +119,7 @@ __device__ __forceinline__ bool label_gradient(const Program& program, const Cla
     if constexpr (Program::kVoxel == kRow && Program::kSmoothed) {
       y -= unguarded(guarded(voxel_scale) * (of_label.row.weight_coeff * guarded(program.weight(c))));
     }
-    const bool is_own = Program::kTile > 0 ? c == target.label : (label_bit & (1u << c)) != 0;
-    y = is_own ? of_label.by_label : y;
+    y = label.is(c) ? of_label.by_label : y;
     if constexpr (Program::kVoxel == kElement) {
       const auto cost = element_loss<kMode | 1u>(program, classes, c, i, c == target.label ? Compute(1) : Compute(0));
       y += scaled_by(voxel_scale, tangent_or_zero(cost, 0));

@@ -1,8 +1,8 @@
 """Launch geometry of region losses, as pure functions of integers.
 
-The loss, sizes and dtypes alone determine which voxels a thread processes, and with it the order of additions. Strides
-only decide if a vector of voxels is read at once (``wide``) or element by element. The distribution of gradients over
-blocks depends on the GPU: writing them adds nothing up.
+The loss, sizes and dtypes determine which voxels a thread processes, and with it the order of additions; GPUs with
+little shared memory may add up in another order. Strides only decide if a vector of voxels is read at once (``wide``)
+or element by element. The distribution of gradients over blocks depends on the GPU: writing them adds nothing up.
 """
 
 from __future__ import annotations
@@ -25,11 +25,19 @@ TILE = 512
 #: Maximum number of classes that a thread keeps in registers, by bytes of an arithmetic number: with labels, and with
 #: dense targets, which take as many registers again.
 IN_REGISTERS = {4: (20, 20), 8: (6, 4)}
+#: Maximum for labels that are handled apart (``kLabelApart``), by bytes of an arithmetic number: without and with a
+#: voxel loss of every class. The columns of the sums of two blocks must fit in shared memory.
+APART_IN_REGISTERS = {4: (48, 40), 8: (6, 6)}
 #: Maximum number of lanes of a warp that share the classes of a voxel (``LaneGroup``).
 LANES = 16
 #: Maximum number of classes that each of these lanes keeps in registers, by bytes of an arithmetic number: in losses,
 #: and in second derivatives.
 OF_LANES = {4: (20, 12), 8: (4, 2)}
+#: Maximum in losses of labels that more than WIDE_LANES lanes would share otherwise, or that have no loss of every
+#: class: vectors of fewer lanes fill sectors.
+APART_OF_LANES = {4: 28, 8: 4}
+#: Maximum number of lanes whose vectors of two voxels fill whole sectors of 4-byte logits; single voxels fill half.
+WIDE_LANES = 8
 #: Maximum number of registers for the logits of such a lane in second derivatives, with labels and with dense targets.
 SECOND_LANE_VECTOR_REGISTERS = (14, 20)
 #: Maximum number of voxels in a vector that lanes share.
@@ -38,8 +46,12 @@ LANE_MAX_VECTOR = 2
 VECTOR_REGISTERS = 20
 #: Maximum for logits of 4 bytes or more if a voxel has at most the loss of its label, which leaves registers free.
 WIDE_VECTOR_REGISTERS = 28
+#: Maximum for more classes than IN_REGISTERS, if a voxel has at most the loss of its label.
+MANY_VECTOR_REGISTERS = 33
 #: Maximum with dense targets, and for lanes that share voxels.
 DENSE_VECTOR_REGISTERS = 32
+#: Maximum for WIDE_LANES lanes and more that share voxels with labels: without and with a voxel loss of every class.
+WIDE_LANE_REGISTERS = (56, 40)
 #: Maximum number of voxels in a vector.
 MAX_VECTOR = 4
 #: Minimum and maximum number of voxels of a chunk that a thread processes.
@@ -169,6 +181,27 @@ class Layout:
         return 3 * self.classes + 3
 
 
+def classes_in_registers(number: int, dense: bool, apart: bool, heavy: bool, shared: int) -> int:
+    """Returns the maximum number of classes that a thread keeps in registers in losses.
+
+    ``apart`` is True for labels that are handled apart. ``shared`` is the number of bytes of shared memory of a
+    multiprocessor; the other arguments are those of :func:`layout`.
+    """
+    usual = IN_REGISTERS[number][dense]
+    if not apart:
+        return usual
+    of_block = shared // 2 - RESERVED_BYTES
+    return max(usual, min(APART_IN_REGISTERS[number][heavy], of_block // (2 * THREADS * number)))
+
+
+def _of_lanes(classes: int, number: int, apart: bool, heavy: bool, second: bool) -> int:
+    """Returns the maximum number of classes that each of the lanes that share a voxel keeps in registers."""
+    usual = OF_LANES[number][second]
+    if apart and not second and (not heavy or classes > usual * WIDE_LANES):
+        return APART_OF_LANES[number]
+    return usual
+
+
 def layout(
     shape: Sequence[int],
     classes: int,
@@ -176,34 +209,39 @@ def layout(
     number: int,
     dense: bool,
     room: int,
+    most: int,
     heavy: bool = False,
-    second: tuple[int, int] | None = None,
+    second: int = 0,
     stored: bool = False,
     shared: bool = False,
+    apart: bool = False,
 ) -> Layout:
     """Returns the layout for voxels of ``shape``, samples first.
 
     ``streams`` are input, target, mask, and the gradients of input and target, in the order of the kernel. ``number``
     is the size of an arithmetic number in bytes. ``room`` is the number of bytes of shared memory that a block may
-    request. ``heavy`` is True for smoothed labels, and for voxel losses of every class. ``second`` is given for second
-    derivatives: the maximum number of classes that a thread keeps in registers, and of registers for its logits. There,
-    the gradient of the input and its tangent share a stream. With ``stored``, tiles may keep logits in shared memory as
-    they are stored. With ``shared``, lanes may share a voxel, and there are no tiles.
+    request. ``most`` is the maximum number of classes that a thread keeps in registers. ``heavy`` is True for smoothed
+    labels, and for voxel losses of every class. ``second`` is given for second derivatives: the maximum number of
+    registers for the logits of a thread. There, the gradient of the input and its tangent share a stream. With
+    ``stored``, tiles may keep logits in shared memory as they are stored. With ``shared``, lanes may share a voxel, and
+    there are no tiles. ``apart`` is True for labels that a thread with all classes of a voxel handles apart.
     """
     samples, *voxel_shape = shape
-    voxels = prod(voxel_shape)
-    most, lanes = second[0] if second else IN_REGISTERS[number][dense], 1
-    if shared and most < classes <= OF_LANES[number][bool(second)] * LANES:
-        most, lanes = OF_LANES[number][bool(second)], 2
+    voxels, lanes = prod(voxel_shape), 1
+    of_lane = _of_lanes(classes, number, apart, heavy, bool(second))
+    if shared and most < classes <= of_lane * LANES:
+        most, lanes = of_lane, 2
         while most * lanes < classes:
             lanes *= 2
     held = -(-classes // lanes) if classes <= most * lanes else 0
     roomy = streams[0].itemsize >= 4 and not (dense or heavy)
     registers = WIDE_VECTOR_REGISTERS if roomy else VECTOR_REGISTERS
+    if apart and not heavy and held > IN_REGISTERS[number][dense]:
+        registers = MANY_VECTOR_REGISTERS
     if second:
-        registers = SECOND_LANE_VECTOR_REGISTERS[dense] if lanes > 1 else second[1]
+        registers = SECOND_LANE_VECTOR_REGISTERS[dense] if lanes > 1 else second
     elif dense or lanes > 1:
-        registers = DENSE_VECTOR_REGISTERS
+        registers = WIDE_LANE_REGISTERS[heavy] if apart and lanes >= WIDE_LANES else DENSE_VECTOR_REGISTERS
     widest = LANE_MAX_VECTOR if lanes > 1 else MAX_VECTOR
     vec_size = _vec_size(voxels, held, streams[: 1 + dense], registers, widest) if held else 1
     sizes, strides = merge(voxel_shape, [x.strides[1:] for x in streams])

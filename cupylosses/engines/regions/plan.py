@@ -103,12 +103,13 @@ class RegionPlan(Plan):
         input, of_input, target, of_target = streams
         if not (dense and self.differentiable[1]):
             of_target = none
-        second, number = None, ITEMSIZE[self.compute]
+        second, number, apart = 0, ITEMSIZE[self.compute], self.static.label_apart
         heavy = self.static.smoothed or self.static.voxel in ("term", "element")
+        most = region_layout.classes_in_registers(number, dense, apart, heavy, self.machine.chip.shared)
         if any(self.static.has_tangent):
-            of_labels = 1 if heavy or not self.static.label_apart else 0
-            classes = region_layout.SECOND_IN_REGISTERS[number][2 if dense else of_labels]
-            second = classes, region_layout.SECOND_VECTOR_REGISTERS[bool(self.static.voxel)]
+            of_labels = 1 if heavy or not apart else 0
+            most = region_layout.SECOND_IN_REGISTERS[number][2 if dense else of_labels]
+            second = region_layout.SECOND_VECTOR_REGISTERS[bool(self.static.voxel)]
             of_input = replace(of_input, misalignment=self.tensors[-1].misalignment)
         mask = none
         if self.mask is not None:
@@ -117,11 +118,11 @@ class RegionPlan(Plan):
         room = self.machine.chip.shared - region_layout.DECLARED_BYTES
         streams = [input, target, mask, of_input, of_target]
         # Tiles have no room for more than the softmax and the label of a voxel.
-        in_tiles = self.static.label_apart and not heavy
-        stored = in_tiles and (second is not None or ITEMSIZE[self.input.dtype] == 2)
+        in_tiles = apart and not heavy
+        stored = in_tiles and (second > 0 or ITEMSIZE[self.input.dtype] == 2)
         shared = not in_tiles or not (stored or self.classes <= region_layout.TILED_CLASSES)
         return region_layout.layout(
-            self.voxels_shape, self.classes, streams, number, dense, room, heavy, second, stored, shared
+            self.voxels_shape, self.classes, streams, number, dense, room, most, heavy, second, stored, shared, apart
         )
 
     @cached_property
@@ -145,7 +146,7 @@ class RegionPlan(Plan):
     def _is_staged(self) -> bool:
         """True if logits and labels pass through shared memory, one vector ahead of their use (``StagedVectors``).
 
-        This holds for 16-bit logits of 11 to 20 classes, which threads process in pairs of voxels. Others were not
+        This holds for 16-bit logits of 11 classes and more, which threads process in pairs of voxels. Others were not
         faster, or not timed. The label's logit is replaced in shared memory, so no other voxel loss may read it.
         """
         x, static = self.layout, self.static
