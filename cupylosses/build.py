@@ -30,8 +30,10 @@ def function_of(loss: Definition, module: str = HOME) -> Callable[..., Any]:
     legacy = ", (size_average, reduce)" if loss.legacy else ""
     bound = f"_loss, ({names(loss.array_names)}), ({names(loss.setting_names)}){legacy}"
     first, *others = [f"_type({x.name})" for x in loss.operands if x.default is None]
-    alike = " and ".join([f"{first} is {x}" for x in others])
-    library = f"_library = _shortcuts.get({first}, _any)" + (f" if {alike} else _any" if alike else "")
+    library = [f"_library = _shortcuts.get({first}, _any)"]
+    # A parameter next to another tensor has the same library.
+    apart = " or ".join([f"({x} is not {first} and _shortcuts.get({x}) is not _library)" for x in others])
+    library += [f"if {apart}: _library = _any"] if apart else []
     extra = [
         x for x in loss.array_names if x not in {y.name for y in loss.operands if y.default is None} and x != "None"
     ]
@@ -47,7 +49,7 @@ def function_of(loss: Definition, module: str = HOME) -> Callable[..., Any]:
     function: Any = compiled(
         loss.name,
         loss.arguments,
-        [library, *hand_over, overridden, *result],
+        [*library, *hand_over, overridden, *result],
         module,
         _shortcuts=dispatch.SHORTCUTS,
         _overridden=_overridden,

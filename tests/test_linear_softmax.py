@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,17 +16,20 @@ from cupy_memory import array, tensor
 from devices import KERNELS
 from grids import in_turn
 from tools.linear_softmax.padding import pad_all
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cupylosses.functional
 from cupylosses import interop, nn
 from cupylosses.backends.torch import device as torch_device
-from cupylosses.backends.torch import formulas, plans
+from cupylosses.backends.torch import evaluation, formulas, plans
 from cupylosses.call import Call
 from cupylosses.engines.base import Machine, TensorSpec, contiguous
 from cupylosses.engines.linear_softmax import LINEAR_SOFTMAX, chunks
 from cupylosses.engines.linear_softmax.engine import contiguous_copies
 from cupylosses.engines.linear_softmax.plan import LinearPlan
+from cupylosses.jit import compiler
 from cupylosses.jit.gpu import Chip
+from cupylosses.testing import host
 
 F: Any = cupylosses.functional
 T: Any = torch.nn.functional
@@ -782,6 +787,44 @@ def test_chunks_keep_to_the_memory(memory: int, reduction: str, monkeypatch: pyt
     results = {(41, 24), (304, 24), (300,)}
     assert max(size for shape, size in sizes if shape not in results) <= memory
     assert sum(len(shape) == 2 and shape not in results for shape, _ in sizes) == 1
+
+
+def test_host_work_of_four_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward makes three matrix products and one launch per chunk, and few other torch operations or launches.
+
+    The host takes as long for a view as for a launch, so views are made once per call, not once per product.
+    """
+    operations, launched, workspaces = Counter[str](), [], []
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operations[function._schema.name.removeprefix("aten::")] += 1
+            return function(*args, **(kwargs or {}))
+
+    given = {k: x.detach().cpu() for k, x in operands((64,), 32, 128, dtype="bfloat16").items() if k != "linear_bias"}
+    for name in ("input", "linear_weight"):
+        given[name].requires_grad_()
+    call = partial(F.linear_cross_entropy, **given, max_memory=16 * 128 * 2)
+    with host.recording():
+        kind = type(torch_device.device_of(given["input"]))
+        workspace = kind.workspace
+        # A GPU's allocations fill nothing, and its products copy nothing.
+        monkeypatch.setattr(kind, "empty", lambda self, *x: torch.empty_strided(*x[:2], dtype=getattr(torch, x[2])))
+        monkeypatch.setattr(kind, "matmul", torch_device.TorchDevice.matmul)
+        monkeypatch.setattr(kind, "workspace", lambda self, *x: workspaces.append(x) or workspace(self, *x))
+        call().backward()
+        # The mode would turn the call into operators.
+        monkeypatch.setattr(evaluation, "dispatch_mode_count", lambda: 0)
+        monkeypatch.setattr(compiler.Launcher, "launch", lambda self, *_: launched.append(self))
+        workspaces.clear()
+        with Operations():
+            call()
+    del operations["empty_strided"]
+    products = operations.pop("mm") + operations.pop("addmm")
+    # Two leaves are detached, two matrices split, and two transposed. Besides the rows of four chunks, kernels count
+    # the labels, read the expected grad_output, and add the sums of the chunks.
+    assert (products, len(launched), len(workspaces)) == (12, 7, 2)
+    assert sum(operations.values()) == 6, operations
 
 
 @kernels

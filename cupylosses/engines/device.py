@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from cupylosses.jit.gpu import Chip
@@ -38,6 +39,8 @@ class Device(ABC):
     strides: Callable[[Any], tuple[int, ...]]
     #: Converts a normalizer of any library to a double on this device, or to a number if it must be read from the CPU.
     double: Callable[[Any], Any]
+    #: Returns a context for calls of the library on `detached` arrays, in which autograd does not look at them.
+    untracked: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __init__(self, index: int, processors: int, chip: Chip | None = None) -> None:
         self.index = index
@@ -85,17 +88,25 @@ class Device(ABC):
 
     # Matrices, for composite plans
 
+    def detached(self, array: Any) -> Any:
+        """Returns the array without its history in autograd, without a copy."""
+        return array
+
     def matrix(self, array: Any, rows: int, columns: int) -> Any:
         """Returns a contiguous array as a matrix, without a copy."""
-        return array.reshape(rows, columns)
+        return array if array.shape == (rows, columns) else array.reshape(rows, columns)
 
     def rows(self, matrix: Any, first: int, count: int) -> Any:
         """Returns consecutive rows of a matrix, without a copy."""
         return matrix[first : first + count]
 
+    def parts(self, matrix: Any, rows: int, count: int) -> Sequence[Any]:
+        """Returns a matrix of ``rows`` rows in parts of ``count`` rows, without copies. The last may have fewer."""
+        return [self.rows(matrix, first, count) for first in range(0, rows, count)]
+
     def corner(self, matrix: Any, rows: int, columns: int) -> Any:
         """Returns the first rows and columns of a matrix, without a copy."""
-        return matrix[:rows, :columns]
+        return matrix if matrix.shape == (rows, columns) else matrix[:rows, :columns]
 
     def transposed(self, matrix: Any) -> Any:
         """Returns the transpose of a matrix, without a copy."""
@@ -140,7 +151,7 @@ class Device(ABC):
         """Computes ``out = a @ b + add`` on the current stream, by the library's matrix product.
 
         ``add`` is None, ``out`` itself, or a row that is added to every row. ``out`` may have a wider dtype than ``a``
-        and ``b``. Precondition: one dimension of each matrix has stride 1.
+        and ``b``. Preconditions: one dimension of each matrix has stride 1, and the arrays are `detached`.
         """
         raise NotImplementedError
 

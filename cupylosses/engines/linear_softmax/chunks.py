@@ -60,9 +60,9 @@ WEIGHT_ROWS, SLOW_ROWS = 32, (1536, 1 << 14)
 #: and the vector accesses of row kernels are aligned.
 PITCH_BYTES = 64
 
-#: Launches the row kernel of a chunk. Arguments: index of the chunk, first row, number of rows, address of the logits,
-#: address of their gradient.
-Launch = Callable[[int, int, int, int, int], None]
+#: Launches the row kernel of a chunk. Arguments: index of the chunk, first row, address of the logits, address of their
+#: gradient.
+Launch = Callable[[int, int, int, int], None]
 
 
 def chunk_memory(static: Any, weight: int) -> int:
@@ -309,20 +309,21 @@ class ChunkedPlan(CompositePlan):
         the other chunks may use the memory before; backward reads it first.
         """
         at, biased = self.at, "linear_bias" in self.at
-        inputs = device.matrix(arrays[0], self.rows, self.depth)
-        weight, columns = self.padded_weight(device, arrays[1]), self.logit_columns
-        bias = arrays[at["linear_bias"]] if biased else None
+        inputs = device.matrix(device.detached(arrays[0]), self.rows, self.depth)
+        weight, columns = self.padded_weight(device, device.detached(arrays[1])), self.logit_columns
+        bias = device.detached(arrays[at["linear_bias"]]) if biased else None
         if bias is not None and self.logits != self.input.dtype:
             bias = device.converted(bias, self.logits)
         bias = self.padded_bias(device, bias)
         of_input, of_weight = gradients[:2] if gradients else (None, None)
         of_bias = gradients[at["linear_bias"]] if gradients and biased else None
+        parts, of_parts = device.parts(inputs, self.rows, self.chunk_rows), None
         if of_input is not None:
-            of_input = device.matrix(of_input, self.rows, self.depth)
+            of_parts = device.parts(device.matrix(of_input, self.rows, self.depth), self.rows, self.chunk_rows)
         total, finish = self.weight_sums(device, of_weight)
         height = self.classes if onto else self.weight_rows
         moved = None
-        if self.pads and of_input is not None:
+        if self.pads and of_parts is not None:
             moved = device.empty((self.chunk_rows, self.features), (self.features, 1), self.input.dtype)
         sums = device.empty((self.classes,), (1,), "float64") if of_bias is not None else None
         reads_kept = kept is not None and bool(gradients)
@@ -337,35 +338,37 @@ class ChunkedPlan(CompositePlan):
             narrowed = device.empty((self.chunk_rows, self.pitch), (self.pitch, 1), self.input.dtype)
         transposed, stream, seen = device.transposed(weight), device.stream(), 0
         place, apart = device.address(workspace), device.address(narrowed)
+        of_place = apart if differs and self.separate else place
+        narrows = differs and not (self.overlays or self.separate)
+        if sums is not None:
+            blocks = -(-self.classes // codegen.BIAS_COLUMNS)
+            add_bias = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))
         order = list(enumerate(self.spans))
-        for i, (first, rows) in order if kept is None or reads_kept else reversed(order):
-            unpadded = device.rows(inputs, first, rows)
-            part = self.padded_inputs(device, unpadded)
-            if rows != seen:
-                # A view costs the host as much time as a launch. Every chunk but the last has the same size.
-                seen, logits = rows, device.corner(workspace, rows, columns)
-                of_logits = logits if narrowed is workspace else device.corner(narrowed, rows, columns)
-                turned = device.transposed(device.corner(narrowed, rows, height))
-            ready = reads_kept and i == 0
-            if not ready:
-                device.matmul(part, transposed, logits, bias)
-            read = device.address(kept) if ready else place
-            launch(i, first, rows, read, apart if differs and self.separate else place)
-            if differs and not self.overlays and not self.separate:
-                count = rows * self.pitch
-                self.kernel("narrow", self.logits, self.input.dtype, self.grid(count))(stream, place, apart, count)
-            if of_input is not None:
-                self.clear(device, of_logits)
-            if moved is not None:
-                device.matmul(of_logits, weight, device.rows(moved, 0, rows))
-                device.assign(device.rows(of_input, first, rows), device.corner(moved, rows, self.depth))
-            elif of_input is not None:
-                device.matmul(of_logits, weight, device.rows(of_input, first, rows))
-            if total is not None:
-                device.matmul(turned, unpadded if self.adds else part, total, total if i or onto else None)
-            if sums is not None:
-                blocks = -(-self.classes // codegen.BIAS_COLUMNS)
-                add = self.kernel("bias", self.input.dtype, self.input.dtype, blocks, (self.classes, pitch))
-                add(stream, device.address(of_logits), device.address(sums), device.address(of_bias), rows, int(i == 0),
-                    int(i == len(self.spans) - 1))  # fmt: skip
+        with device.untracked():
+            for i, (first, rows) in order if kept is None or reads_kept else reversed(order):
+                part = self.padded_inputs(device, parts[i])
+                if rows != seen:
+                    # A view costs the host as much time as a launch. Every chunk but the last has the same size.
+                    seen, logits = rows, device.corner(workspace, rows, columns)
+                    of_logits = logits if narrowed is workspace else device.corner(narrowed, rows, columns)
+                    turned = None if total is None else device.transposed(device.corner(narrowed, rows, height))
+                    of_part = None if moved is None else device.rows(moved, 0, rows)
+                if reads_kept and i == 0:
+                    launch(i, first, device.address(kept), of_place)
+                else:
+                    device.matmul(part, transposed, logits, bias)
+                    launch(i, first, place, of_place)
+                if narrows:
+                    count = rows * self.pitch
+                    self.kernel("narrow", self.logits, self.input.dtype, self.grid(count))(stream, place, apart, count)
+                if of_parts is not None:
+                    self.clear(device, of_logits)
+                    device.matmul(of_logits, weight, of_parts[i] if of_part is None else of_part)
+                    if of_part is not None:
+                        device.assign(of_parts[i], device.corner(of_part, rows, self.depth))
+                if total is not None:
+                    device.matmul(turned, parts[i] if self.adds else part, total, total if i or onto else None)
+                if sums is not None:
+                    add_bias(stream, device.address(of_logits), device.address(sums), device.address(of_bias), rows,
+                             int(i == 0), int(i == len(order) - 1))  # fmt: skip
         finish()

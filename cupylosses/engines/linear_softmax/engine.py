@@ -66,18 +66,18 @@ class LinearSoftmaxEngine(SoftmaxEngine):
         self, loss: Any, arrays: tuple[Any, ...], settings: tuple[Any, ...], legacy: tuple[Any, ...] = ()
     ) -> Parts:
         *operands, normalizer = arrays
-        names = [n for n, x in zip(loss.array_names, operands, strict=False) if x is not None]
-        library, present = common_library(loss, names, tuple([x for x in operands if x is not None]))
-        named = dict(zip(names, present, strict=True))
+        named = {name: x for name, x in zip(loss.array_names, operands, strict=False) if x is not None}
+        library, present = common_library(loss, [*named], (*named.values(),))
+        named = dict(zip(named, present, strict=True))
         if library == "torch":
             from cupylosses.torch_compat import operands_of_linear
 
             layer = [x for x in ("input", "linear_weight", "linear_bias") if x in named]
-            named |= dict(zip(layer, operands_of_linear([named[x] for x in layer]), strict=True))
+            named |= zip(layer, operands_of_linear([named[x] for x in layer]), strict=True)
         input, weight, target = named["input"], named["linear_weight"], named["target"]
         linear_checks.operands(loss, input, weight, named.get("linear_bias"), target)
         if normalizer is None:
-            key = loss, *names, input.dtype, target.dtype, len(input.shape), len(weight.shape)
+            key = loss, *named, input.dtype, target.dtype, len(input.shape), len(weight.shape)
             static, scalars = _SETTINGS.find(key, settings, lambda: _static(loss, named, settings, None))
         else:
             static, scalars = _static(loss, named, settings, normalizer)
@@ -92,7 +92,8 @@ class LinearSoftmaxEngine(SoftmaxEngine):
             for name in ("mask", "token_weight"):
                 if name in named and linear_checks.broadcasts(named[name], shape, dim):
                     named[name] = interop.namespace(input).broadcast_to(named[name], rows)
-        return loss, tuple([named[x] for x in positions(static)]), static, scalars, normalizer
+        # In the order of `positions`, which is that of the arguments.
+        return loss, (*named.values(),), static, scalars, normalizer
 
     def names(self, call: Call) -> list[str]:
         return list(positions(call.static))

@@ -35,6 +35,7 @@ speculation is wrong once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, NamedTuple
 
@@ -59,6 +60,8 @@ KEPT_BYTES = 4 << 20
 _USED, _SHARES = 0, 1
 #: Stage of a sweep that writes gradients with the kernel that checks speculative gradients in backward.
 CHECK = "check"
+#: Stages whose row kernels store a value per row or a sum of them, and auxiliary outputs.
+_VALUED = "value", "value_and_gradient", "unreduced"
 
 
 class Chunk(NamedTuple):
@@ -198,7 +201,8 @@ class LinearPlan(ChunkedPlan):
         #: True once backward got one grad_output per row after forward wrote the gradients for a single one.
         self._was_wrong = False
         self._chunks: dict[tuple[str, str], list[Chunk]] = {}
-        self._sums: Any = None
+        self._row_launchers: dict[tuple[Any, ...], list[compiler.Launcher]] = {}
+        self._rescalers: dict[int, compiler.Launcher] = {}
         # A float16 gradient for a grad_output of 1 may underflow, and rescaling it to 65536 cannot recover it. It is
         # written speculatively only after a backward has shown which grad_output to expect.
         self._expects = self.input.dtype != "float16"
@@ -252,14 +256,16 @@ class LinearPlan(ChunkedPlan):
 
     def denominator(self) -> tuple[Plan, tuple[int, ...], float]:
         """Returns the plan that counts all rows, or sums their weights."""
+        return self._denominator
+
+    @cached_property
+    def _denominator(self) -> tuple[Plan, tuple[int, ...], float]:
+        positions_of_call = tuple(range(len(self.tensors)))
         if self.token_weights is not None:
-            self._sums = self._sums or WeightSumPlan(self, self.token_weights)
-            return self._sums, tuple(range(len(self.tensors))), 1.0
-        if self._sums is None:
-            self._sums = self._inner(0, self.rows, self.static.reduction, self.result)
-        counting, read, factor = self._sums.denominator()
-        outer = inner_arrays(self.static, -1, tuple(range(len(self.tensors))))
+            return WeightSumPlan(self, self.token_weights), positions_of_call, 1.0
+        counting, read, factor = self._inner(0, self.rows, self.static.reduction, self.result).denominator()
         assert isinstance(counting, CountingPlan)
+        outer = inner_arrays(self.static, -1, positions_of_call)
         return counting, tuple([outer[i] for i in read]), factor
 
     def upstream_strides(self) -> tuple[int, ...] | None:
@@ -267,12 +273,15 @@ class LinearPlan(ChunkedPlan):
 
     def rescaler(self, slot: int) -> compiler.Launcher:
         """Returns the launcher that rescales the gradient of an array, or adds the rescaled gradient to `main_grad`."""
-        x = self.tensors[slot]
-        count = prod(x.shape)
-        if slot == 1 and self.adds:
-            kind = "add_unaligned" if self.tensors[self.at["main_grad"]].misalignment else "add"
-            return self.kernel(kind, self.accumulated, self.result, self.grid(count), (count,))
-        return self.kernel("rescale", x.dtype, self.result, self.grid(count), (count,))
+        launcher = self._rescalers.get(slot)
+        if launcher is None:
+            x = self.tensors[slot]
+            kind, dtype, count = "rescale", x.dtype, prod(x.shape)
+            if slot == 1 and self.adds:
+                misaligned = self.tensors[self.at["main_grad"]].misalignment
+                kind, dtype = "add_unaligned" if misaligned else "add", self.accumulated
+            launcher = self._rescalers[slot] = self.kernel(kind, dtype, self.result, self.grid(count), (count,))
+        return launcher
 
     # Runs
 
@@ -291,11 +300,12 @@ class LinearPlan(ChunkedPlan):
             self._weigh(device, arrays, losses, divisor, value)
             return value
         if self.scalar:
-            memory, workspaces = self._memory(device)
+            memory = self._memory(device)
             shares = device.address(memory) + 8 * _SHARES
+            _kept, workspace = self._workspace(device, self._sum_sizes[0])
 
             def own(i: int, chunk: Chunk) -> tuple[int, ...]:
-                return workspaces(chunk), shares + 8 * i
+                return workspace, shares + 8 * i
 
             self._sweep(inputs, "value", "sum", "float64", own, auxiliary)
             self._finish(device, shares, value)
@@ -318,8 +328,11 @@ class LinearPlan(ChunkedPlan):
         *asked, kept = auxiliary or self.no_auxiliary
         stage, stage_arguments = "unreduced", self._stored_at(value, device)
         if self.scalar:
-            stage, (_, workspaces) = "value", self._memory(device)
-            stage_arguments = lambda i, chunk: (workspaces(chunk), device.address(value))  # noqa: E731
+            # Logits that are kept for a reduced loss are one chunk.
+            partials = self.chunks(self.static.reduction, self.result)[0].plan.partials
+            _kept, workspace = self._workspace(device, partials)
+            stage, place = "value", device.address(value)
+            stage_arguments = lambda i, chunk: (workspace, place)  # noqa: E731
         self._sweep(
             inputs, stage, self.static.reduction, self.result, stage_arguments, asked,
             kept=None if type(kept) is int else kept,
@@ -376,9 +389,8 @@ class LinearPlan(ChunkedPlan):
         gradients, _ = gradient_buffers(self, device, (written[0], written[1] and not ahead, *written[2:]))
         if ahead:
             gradients[1] = device.empty((self.weight_rows, self.depth), (self.depth, 1), self.accumulated)
-        memory, workspaces = self._memory(device)
+        memory = self._memory(device)
         used = device.address(memory)
-        shares, records = used + 8 * _SHARES, self._records(device)
         expected = device.expectation(self.slot)
         self.kernel("snapshot", self.input.dtype, self.result)(device.stream(), expected, used)
         if self.token_weights is not None:
@@ -398,8 +410,14 @@ class LinearPlan(ChunkedPlan):
             )  # fmt: skip
             return value, gradients, memory
 
+        shares, (partials, count) = used + 8 * _SHARES, self._sum_sizes
+        _kept, workspace = self._workspace(device, partials)
+        # All chunks write to the same records, because nothing reads them.
+        records = device.empty((count,), (1,), "float64")
+        unread = device.address(records)
+
         def own(i: int, chunk: Chunk) -> tuple[int, ...]:
-            return workspaces(chunk), shares + 8 * i, 0, used, device.address(records)
+            return workspace, shares + 8 * i, 0, used, unread
 
         self._sweep(inputs, "value_and_gradient", "sum", "float64", own, auxiliary, gradients)
         self._finish(device, shares, value)
@@ -437,7 +455,7 @@ class LinearPlan(ChunkedPlan):
                 _checked(grad_output), (), gradients, onto=self.adds, kept=kept,
             )  # fmt: skip
             return self.handed_out(device, gradients)
-        memory, _ = self._memory(device)
+        memory = self._memory(device)
         used = device.address(memory)
         if not per_row:
             expected = device.expectation(self.slot)
@@ -464,24 +482,24 @@ class LinearPlan(ChunkedPlan):
         )  # fmt: skip
         return self.handed_out(device, gradients)
 
-    def _memory(self, device: Device) -> tuple[Any, Any]:
-        """Allocates the doubles of a call. Also returns a function that gives a chunk the workspace of its sum."""
-        memory = device.empty((_SHARES + -(-self.rows // self.chunk_rows),), (1,), "float64")
+    def _memory(self, device: Device) -> Any:
+        """Allocates the doubles of a call: one for the expected ``grad_output``, then the partial sums of chunks."""
+        return device.empty((_SHARES + len(self.spans),), (1,), "float64")
+
+    def _workspace(self, device: Device, partials: int) -> tuple[Any, int]:
+        """Returns a workspace for the row kernels of all chunks, which run one after another, and its address.
+
+        ``partials`` is the number of partial sums of the largest chunk. The workspace must be kept until the last
+        launch.
+        """
         stream = device.stream()
-        capturing = stream != 0 and device.capturing()
-        kept: list[Any] = []
+        return device.workspace(stream, partials, stream != 0 and device.capturing())
 
-        def workspace(chunk: Chunk) -> int:
-            array, address = device.workspace(stream, chunk.plan.partials, capturing)
-            kept.append(array)
-            return address
-
-        return memory, workspace
-
-    def _records(self, device: Device) -> Any:
-        """Allocates a buffer for the records of row kernels. All chunks share it, because nothing reads the records."""
-        count = max([x.plan.records for x in self.chunks("sum", "float64")])
-        return device.empty((count,), (1,), "float64")
+    @cached_property
+    def _sum_sizes(self) -> tuple[int, int]:
+        """Numbers of partial sums and of records of the row kernel of the chunk that has most, for sums in float64."""
+        plans = [x.plan for x in self.chunks("sum", "float64")]
+        return max([x.partials for x in plans]), max([x.records for x in plans])
 
     def _finish(self, device: Device, shares: int, value: Any) -> None:
         launcher = self.kernel("finish", self.input.dtype, self.result, fixed=(len(self.chunks("sum", "float64")),))
@@ -506,38 +524,61 @@ class LinearPlan(ChunkedPlan):
         gradients of the logits instead: its stage, arguments, reduction, and dtype of the value.
         """
         device, arrays, scalars, divisor = inputs
-        chunks, at, addresses = self.chunks(reduction, result), self.at, [device.address(x) for x in arrays]
-        of_target = gradients[2] if gradients else None
-        wanted, stream = (bool(gradients), of_target is not None), device.stream()
-        stages = [(stage, stage_arguments, chunks, wanted)]
-        if then is not None:
-            stages = [(stage, stage_arguments, chunks, (False, False)), (*then[:2], self.chunks(*then[2:]), wanted)]
-        widths = {"target": 1 if self.indices else self.classes, "weight": 0, "mask": 1}
-        read = [(addresses[at[x]], widths[x] * ITEMSIZE[self.tensors[at[x]].dtype])
-                for x in ("target", "weight", "mask") if x in at]  # fmt: skip
-        counted = divisor.counted and reduction != "none"
+        of_target, counted = (gradients[2] if gradients else None), divisor.counted and reduction != "none"
+        wanted = bool(gradients), of_target is not None
         scale = divisor.arguments if reduction != "none" else (1.0, 1.0)
+        # Addresses of the arrays that row kernels read, and of those that they write besides the logits, each with the
+        # bytes of a row.
+        read = [(device.address(arrays[i]), step) for i, step in self.read_per_row]
+        of_rows = [] if of_target is None else [(device.address(of_target), ITEMSIZE[self.target.dtype] * self.classes)]
+        stages = [(stage, stage_arguments, reduction, result)]
+        if then is not None:
+            stages.append(then)
+        row_kernels: list[tuple[Any, ...]] = []
+        for name, arguments, summed, dtype in stages:
+            writes = wanted if len(row_kernels) == len(stages) - 1 else (False, False)
+            written = of_rows if writes[0] else []
+            if name in _VALUED:
+                written = written + self._stored_per_row(auxiliary)
+            launchers = self._launchers_of_rows(name, summed, dtype, writes, counted)
+            row_kernels.append((launchers, self.chunks(summed, dtype), arguments, writes[0], written))
+        stream = device.stream()
 
-        def launch(i: int, first: int, rows: int, place: int, of_logits: int) -> None:
-            written = [of_logits] if gradients else []
-            if of_target is not None:
-                step = ITEMSIZE[self.target.dtype] * self.classes
-                written.append(device.address(of_target) + step * first)
-            for name, arguments, of_stage, writes in stages:
-                stored: list[int] = []
-                if name in ("value", "value_and_gradient", "unreduced"):
-                    stored = [0] * (3 if self.indices else 1)
-                    if auxiliary:
-                        for j, (spec, address) in enumerate(zip(self.auxiliary, auxiliary, strict=False)):
-                            stored[j] = address + first * ITEMSIZE[spec.dtype] if spec is not None and address else 0
-                plan = of_stage[i].plan
-                launcher = plan.check(writes, counted) if name == CHECK else plan.launcher(name, writes, counted)
-                launcher(
-                    stream, place, *[x + step * first for x, step in read], *(written if writes[0] else []), *stored,
-                    *arguments(i, of_stage[i]), *scalars, *scale,
-                )  # fmt: skip
+        def launch(i: int, first: int, place: int, of_logits: int) -> None:
+            read_at = [x + step * first for x, step in read]
+            for launchers, chunks, arguments, writes, written in row_kernels:
+                written_at = [*((of_logits,) if writes else ()), *[x + step * first for x, step in written]]
+                launchers[i](stream, place, *read_at, *written_at, *arguments(i, chunks[i]), *scalars, *scale)
 
         self.sweep(device, arrays, gradients, launch, onto, kept)
+
+    @cached_property
+    def read_per_row(self) -> list[tuple[int, int]]:
+        """Positions of the arrays that row kernels read besides the logits, and the bytes of a row of each."""
+        widths = {"target": 1 if self.indices else self.classes, "weight": 0, "mask": 1}
+        at = self.at
+        return [(at[x], n * ITEMSIZE[self.tensors[at[x]].dtype]) for x, n in widths.items() if x in at]
+
+    def _stored_per_row(self, auxiliary: Sequence[int]) -> list[tuple[int, int]]:
+        """Returns the addresses of the auxiliary outputs as row kernels take them, and the bytes of a row of each."""
+        stored = [(0, 0)] * (3 if self.indices else 1)
+        for i, (spec, address) in enumerate(zip(self.auxiliary, auxiliary, strict=False)):
+            if spec is not None and address:
+                stored[i] = address, ITEMSIZE[spec.dtype]
+        return stored
+
+    def _launchers_of_rows(
+        self, stage: str, reduction: str, result: str, writes: tuple[bool, bool], counted: bool
+    ) -> list[compiler.Launcher]:
+        """Returns the launcher of the row kernel of each chunk."""
+        key = stage, reduction, result, writes, counted
+        launchers = self._row_launchers.get(key)
+        if launchers is None:
+            plans = [x.plan for x in self.chunks(reduction, result)]
+            launchers = [x.check(writes, counted) if stage == CHECK else x.launcher(stage, writes, counted)
+                         for x in plans]  # fmt: skip
+            self._row_launchers[key] = launchers
+        return launchers
 
 
 class _PackedRows(LinearPlan):

@@ -93,7 +93,7 @@ class LinearHvpPlan(LinearPlan):
         They are the gradients of the sum of this derivative weighted by ``grad_output``.
         """
         device, arrays, scalars, _ = inputs
-        at, stream = self.at, device.stream()
+        stream = device.stream()
         along = losses = device.empty(self.shape, self.strides, self.result)
         weights, kept = self.token_weights, None
         if weights is not None:
@@ -102,7 +102,7 @@ class LinearHvpPlan(LinearPlan):
             grad_output = device.address(kept)
         gradients, _ = gradient_buffers(self, device, (*wanted, *[False] * (len(self.tensors) - len(wanted))))
         first_order = bool((wanted[0] and 1 in self._tangents) or (wanted[1] and 0 in self._tangents))
-        read = [(device.address(arrays[at[x]]), size) for x, size in self._read() if x in at]
+        read = [(device.address(arrays[i]), step) for i, step in self.read_per_row]
         size, values = ITEMSIZE[self._per_row], device.address(losses)
         writes, number = (True, False), (1.0, 1.0)
         base = self.chunks("none", self._per_row) if first_order else []
@@ -121,15 +121,11 @@ class LinearHvpPlan(LinearPlan):
             weights.weigh(device, arrays, values, 1, (self.compute, self.result), to=along)
         return along, self.handed_out(device, gradients[: len(wanted)])
 
-    def _read(self) -> list[tuple[str, int]]:
-        """Returns the arrays that row kernels read besides logits, and the bytes between consecutive rows of each."""
-        widths = {"target": 1, "weight": 0, "mask": 1}
-        return [(x, width * ITEMSIZE[self.tensors[self.at[x]].dtype]) for x, width in widths.items() if x in self.at]
-
     def _multiply(
         self, device: Device, arrays: Sequence[Any], gradients: Sequence[Any], first_order: bool, launch: Any
     ) -> None:
         """Runs all chunks: computes logits and their tangents, calls ``launch``, and multiplies for ``gradients``."""
+        arrays = [*map(device.detached, arrays)]
         moving = {i: arrays[j] for i, j in self._tangents.items()}
         bias_at, stream = self.at.get("linear_bias", -1), device.stream()
         inputs = device.matrix(arrays[0], self.rows, self.depth)

@@ -152,7 +152,7 @@ class LinearLogProbPlan(ChunkedPlan):
         masks = [device.address(arrays[self.at["mask"]])] if self.static.masked else []
         stream = device.stream()
 
-        def launch(i: int, first: int, rows: int, logits: int, of_logits: int) -> None:
+        def launch(i: int, first: int, logits: int, of_logits: int) -> None:
             written = [of_logits] if gradients else []
             read = logits, labels + step * first, *[x + first for x in masks]
             self.row_plans[i].launcher(stage, self.nothing, False)(
