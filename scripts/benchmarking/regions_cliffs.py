@@ -43,6 +43,12 @@ def cases() -> Iterator[Case]:
         yield _case("dice_focal_loss", MANY_DENSE, dtype)
     yield _case("dice_ce_loss", (4, 150, 256, 256), BF16, target=BF16)
     yield _case("dice_loss", (2, 32, 512, 512), BF16, channels_last(4), target=BF16)
+    # More classes than most kernels have registers for.
+    for dtype in DTYPES:
+        yield _case("dice_loss", (8, 21, 512, 512), dtype)
+    yield _case("dice_loss", (16, 21, 513, 513), BF16)
+    yield _case("dice_focal_loss", (8, 21, 512, 512), BF16)
+    yield _case("dice_loss", (2, 150, 512, 512), F32)
     for dtype in DTYPES:
         yield _second("dice_loss", STREETS, dtype)
         yield _second("dice_loss", STREETS, dtype, channels_last(4))

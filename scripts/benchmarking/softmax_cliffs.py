@@ -89,6 +89,7 @@ def _classes_apart() -> Iterator[Case]:
     yield case(logits((1024, 32000), F32, kind="probabilities"), across)
     yield case(logits((1024, 32000), F32, loss="distillation_loss"), across, both=True)
     yield case(logits((4096, 4096), F32, loss="nll_loss"), across)
+    yield case(logits((2048, 32000), F32, {"ignore_index": -100}), across)
 
 
 def few(classes: int) -> tuple[int, int]:
@@ -172,6 +173,7 @@ def _images() -> Iterator[Case]:
     yield case((8, 2, 1024, 1024), BF16, case={"ignore_index": 255})
     yield case((8, 19, 512, 512), BF16, reduction="none")
     yield case((8, 19, 512, 512), BF16, case={"ignore_index": 255, "weight": True})
+    yield case((2, 150, 512, 512), F32, case={"ignore_index": 255})
     yield case((8, 19, 512, 512), BF16, kind="probabilities")
     for dtype in DTYPES:
         yield case((4, 150, 256, 256), dtype, kind="probabilities")
@@ -239,7 +241,7 @@ def _options() -> Iterator[Case]:
 def _forward() -> Iterator[Case]:
     for shape, dtype in (
         ((8192, 32000), BF16), ((8192, 128256), BF16), ((8192, 32000), F32), ((32768, 4096), F32),
-        ((65536, 1024), F32), ((65536, 1024), BF16),
+        ((65536, 1024), F32), ((65536, 1024), BF16), ((1024, 256000), F32),
     ):  # fmt: skip
         yield Case(FORWARD, logits(shape, dtype), mode="forward", copy_bar=0.92 if shape[1] >= 32000 else 0.85)
 
