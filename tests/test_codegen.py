@@ -237,6 +237,13 @@ def test_tiles_of_heavy_second_derivatives_are_small(name: str, elements: int) -
     assert max(x.vec_size for x in products) == elements
 
 
+def test_no_loop_runs_over_the_slots_of_tangents() -> None:
+    """A loop over slots in a primitive makes losses of boxes compile for five times as long."""
+    files = {path.name: path.read_text(encoding="utf-8") for path in kernel_directory().glob("*/*.cuh")}
+    assert [name for name, text in files.items() if re.search(r"\bfor \(.*< kMaxOperands;", text)] == ["dual.cuh"]
+    assert files["dual.cuh"].count("< kMaxOperands;") == 1  # that of `slots_up_to_last`, at compile time
+
+
 def test_as_many_operands_fit_as_kernels_have_tangents() -> None:
     """The glue is generic in the number of operands; the maximum is four of the loss, plus a weight and a mask."""
     dual = (kernel_directory() / "core" / "dual.cuh").read_text(encoding="utf-8")

@@ -23,17 +23,37 @@ constexpr unsigned kTentative = 1u << 31;
 template <class T, unsigned kMask>
 constexpr bool kTentativeFit = (kMask & kTentative) != 0 && !kHasTangent<T>;
 
+// Number of slots up to the last one of kMask; at least 1.
+__device__ constexpr int slots_up_to_last(unsigned mask) {
+  int count = 1;
+  for (int k = 1; k < kMaxOperands; ++k) {
+    if (mask >> k & 1u) count = k + 1;
+  }
+  return count;
+}
+
 template <class T, unsigned kMask_>
 struct Dual {
   using Scalar = T;
   static constexpr unsigned kMask = kMask_;
   T value;
-  T tangent[kMaxOperands];  // slots outside kMask are never read or written
+  T tangent[slots_up_to_last(kMask_)];  // slots outside kMask are never read or written
 };
 
 template <unsigned kMask>
 __device__ __forceinline__ constexpr bool has(int slot) {
   return (kMask >> slot) & 1u;
+}
+
+// Calls f(slot) for each slot of kMask, in order. A loop over the slots would be unrolled only after the compiler's
+// first passes that move small arrays to registers. A loss of many numbers with four tangents each took 15 s to compile
+// with such loops, and takes 3 s.
+template <unsigned kMask, int kSlot = 0, class F>
+__device__ __forceinline__ void for_each_slot(const F& f) {
+  if constexpr (kSlot < kMaxOperands && (kMask & ~kTentative) >> kSlot != 0) {
+    if constexpr (has<kMask>(kSlot)) f(kSlot);
+    for_each_slot<kMask, kSlot + 1>(f);
+  }
 }
 
 // True if a number with mask kMask depends on a differentiated operand.
@@ -104,10 +124,7 @@ template <class T, unsigned kMask>
 __device__ __forceinline__ Dual<T, kMask> chain(const Dual<T, kMask>& a, T value, T partial) {
   Dual<T, kMask> y;
   y.value = with_partials(value, partial, a.value);
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k)) y.tangent[k] = partial * a.tangent[k];
-  }
+  for_each_slot<kMask>([&](int k) { y.tangent[k] = partial * a.tangent[k]; });
   return y;
 }
 
@@ -116,16 +133,9 @@ __device__ __forceinline__ Dual<T, kA | kB> chain(const Dual<T, kA>& a, const Du
                                                   T partial_b) {
   Dual<T, kA | kB> y;
   y.value = with_partials(value, partial_a, a.value, partial_b, b.value);
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kA & kB>(k)) {
-      y.tangent[k] = partial_a * a.tangent[k] + partial_b * b.tangent[k];
-    } else if (has<kA>(k)) {
-      y.tangent[k] = partial_a * a.tangent[k];
-    } else if (has<kB>(k)) {
-      y.tangent[k] = partial_b * b.tangent[k];
-    }
-  }
+  for_each_slot<kA & kB>([&](int k) { y.tangent[k] = partial_a * a.tangent[k] + partial_b * b.tangent[k]; });
+  for_each_slot<kA & ~kB>([&](int k) { y.tangent[k] = partial_a * a.tangent[k]; });
+  for_each_slot<kB & ~kA>([&](int k) { y.tangent[k] = partial_b * b.tangent[k]; });
   return y;
 }
 
@@ -148,14 +158,8 @@ __device__ __forceinline__ Dual<T, kMask | kX> with_derivative(const Dual<T, kMa
                                                                const Dual<T, kOther>& derivative) {
   Dual<T, kMask | kX> z;
   z.value = y.value;
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kX>(k)) {
-      z.tangent[k] = derivative.value;
-    } else if (has<kMask>(k)) {
-      z.tangent[k] = y.tangent[k];
-    }
-  }
+  for_each_slot<kX>([&](int k) { z.tangent[k] = derivative.value; });
+  for_each_slot<kMask & ~kX>([&](int k) { z.tangent[k] = y.tangent[k]; });
   return z;
 }
 

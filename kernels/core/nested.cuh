@@ -328,11 +328,9 @@ __device__ __forceinline__ Dual<NestedDual<T, kGuarded>, kA | kB> weighted(
   if (unused) {
     divisor_term.value =
         defined ? NestedDual<T, kGuarded>(x.value.value, finite_or_zero(x.value.tangent)) : NestedDual<T, kGuarded>(0);
-#pragma unroll
-    for (int k = 0; k < kMaxOperands; ++k) {
-      if (has<kB>(k))
-        divisor_term.tangent[k] = NestedDual<T, kGuarded>(defined ? finite_or_zero(x.tangent[k].value) : T(0));
-    }
+    for_each_slot<kB>([&](int k) {
+      divisor_term.tangent[k] = NestedDual<T, kGuarded>(defined ? finite_or_zero(x.tangent[k].value) : T(0));
+    });
   }
   return chain(weight, divisor_term, unused ? NestedDual<T, kGuarded>(0) : weight.value * x.value, divisor_term.value,
                weight.value);
@@ -684,10 +682,7 @@ __device__ __forceinline__ auto nest(const Dual<T, kMask>& x, T tangent) {
   using Number = NestedDual<T, (kMask & kTentative) == 0>;
   Dual<Number, kMask> y;
   y.value = {x.value, tangent};
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k)) y.tangent[k] = Number(x.tangent[k], T(0));
-  }
+  for_each_slot<kMask>([&](int k) { y.tangent[k] = Number(x.tangent[k], T(0)); });
   return y;
 }
 template <class T, unsigned kMask, unsigned kOther>
@@ -723,10 +718,7 @@ __device__ __forceinline__ Dual<T, kMask> along_direction(const Dual<NestedDual<
   Dual<T, kMask> y;
   y.value = z.value.value != z.value.value ? z.value.value : z.value.tangent;
   T sum = z.value.value;
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k)) sum += y.tangent[k] = z.tangent[k].tangent;
-  }
+  for_each_slot<kMask>([&](int k) { sum += y.tangent[k] = z.tangent[k].tangent; });
   if constexpr ((kMask & kTentative) != 0) y.value = z.value.tangent + (sum - sum);
   return y;
 }

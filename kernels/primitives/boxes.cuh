@@ -51,10 +51,7 @@ __device__ __forceinline__ Dual<T, kA | kB> ratio(const Dual<T, kA>& a, const Du
     const T marked = scalar_fma(b.value * T(4), T(0), rough);
     const T quotient = scalar_fma(scalar_fma(-rough, b.value, a.value), inverse, marked);
     auto y = chain(a, b, quotient, inverse, -(quotient * inverse));
-#pragma unroll
-    for (int k = 0; k < kMaxOperands; ++k) {
-      if (has<kA & kB>(k)) y.tangent[k] = inverse * scalar_fma(-quotient, b.tangent[k], a.tangent[k]);
-    }
+    for_each_slot<kA & kB>([&](int k) { y.tangent[k] = inverse * scalar_fma(-quotient, b.tangent[k], a.tangent[k]); });
     return y;
   }
   const bool undefined = (a.value == T(0)) & (b.value == T(0));
@@ -63,10 +60,7 @@ __device__ __forceinline__ Dual<T, kA | kB> ratio(const Dual<T, kA>& a, const Du
   const T quotient = undefined ? T(0) : close, inverse = undefined ? T(0) : reciprocal;
   auto y = chain(a, b, quotient, inverse, -(quotient * inverse));
   // Each tangent takes two instructions, and is exactly 0 where numerator and denominator change in proportion.
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kA & kB>(k)) y.tangent[k] = inverse * scalar_fma(-quotient, b.tangent[k], a.tangent[k]);
-  }
+  for_each_slot<kA & kB>([&](int k) { y.tangent[k] = inverse * scalar_fma(-quotient, b.tangent[k], a.tangent[k]); });
   return y;
 }
 

@@ -80,10 +80,9 @@ __device__ __forceinline__ Dual<T, kMask> softplus(const Dual<T, kMask>& x) {
   const Logistic<T> at = scalar_logistic(x.value);
   const T partial = x.value < T(0) ? at.smaller : at.larger;
   Dual<T, kMask> y = chain(x, (x.value > T(0) ? x.value : T(0)) + at.excess, partial);
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k) && partial == T(0)) y.tangent[k] = T(0);
-  }
+  for_each_slot<kMask>([&](int k) {
+    if (partial == T(0)) y.tangent[k] = T(0);
+  });
   return y;
 }
 

@@ -68,10 +68,7 @@ __device__ __forceinline__ auto where(bool condition, const A& a, const B& b) {
   constexpr unsigned kMask = decltype(x + y)::kMask;
   Dual<T, kMask> z;
   z.value = condition ? x.value : y.value;
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k)) z.tangent[k] = condition ? tangent_or_zero(x, k) : tangent_or_zero(y, k);
-  }
+  for_each_slot<kMask>([&](int k) { z.tangent[k] = condition ? tangent_or_zero(x, k) : tangent_or_zero(y, k); });
   return z;
 }
 
@@ -100,14 +97,13 @@ __device__ __forceinline__ Dual<T, kA | kB> either(T value, bool takes_a, bool t
   const T tied = a.value == b.value ? T(0.5) : value;  // NaN if either is NaN
   Dual<T, kA | kB> y;
   y.value = value;
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
+  for_each_slot<kA | kB>([&](int k) {
     // The operand that is not chosen cannot leak, not even as 0 * inf.
     T of_a = T(0), of_b = T(0);
     if (has<kA>(k)) of_a = takes_a ? a.tangent[k] : (takes_b ? T(0) : tied * a.tangent[k]);
     if (has<kB>(k)) of_b = takes_b ? b.tangent[k] : (takes_a ? T(0) : tied * b.tangent[k]);
-    if (has<kA | kB>(k)) y.tangent[k] = has<kA>(k) && has<kB>(k) ? of_a + of_b : (has<kA>(k) ? of_a : of_b);
-  }
+    y.tangent[k] = has<kA>(k) && has<kB>(k) ? of_a + of_b : (has<kA>(k) ? of_a : of_b);
+  });
   return y;
 }
 
@@ -140,13 +136,10 @@ __device__ __forceinline__ Dual<T, kA | kB> weighted(const Dual<T, kA>& weight, 
   const T partial = unused && !(scalar_abs(x.value) <= scalar_max(T())) ? T(0) : x.value;
   Dual<T, kA | kB> y;
   y.value = unused ? T(0) : weight.value * x.value;
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kA>(k)) y.tangent[k] = partial * weight.tangent[k];
-    if (has<kB>(k)) {
-      const T by_x = unused ? T(0) : weight.value * x.tangent[k];
-      y.tangent[k] = has<kA>(k) ? y.tangent[k] + by_x : by_x;
-    }
-  }
+  for_each_slot<kA>([&](int k) { y.tangent[k] = partial * weight.tangent[k]; });
+  for_each_slot<kB>([&](int k) {
+    const T by_x = unused ? T(0) : weight.value * x.tangent[k];
+    y.tangent[k] = has<kA>(k) ? y.tangent[k] + by_x : by_x;
+  });
   return y;
 }

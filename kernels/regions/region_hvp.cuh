@@ -46,10 +46,7 @@ __device__ __forceinline__ bool all_finite(NestedDual<T, kGuarded> x) {
 template <class T, unsigned kMask>
 __device__ __forceinline__ NestedDual<T, false> tried_result(const Dual<NestedDual<T, false>, kMask>& loss) {
   NestedDual<T, false> x = loss.value;
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k)) x.tangent += loss.tangent[k].tangent;
-  }
+  for_each_slot<kMask>([&](int k) { x.tangent += loss.tangent[k].tangent; });
   return x;
 }
 // guarded() selects products in which 0 * inf does not arise (kGuarded in nested.cuh). Derivatives of an overlap are

@@ -114,20 +114,14 @@ template <unsigned kMask>
 __device__ __forceinline__ Dual<double, kMask> without_tangent(const Dual<NestedDual<double>, kMask>& x) {
   Dual<double, kMask> y;
   y.value = x.value.value;
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k)) y.tangent[k] = x.tangent[k].value;
-  }
+  for_each_slot<kMask>([&](int k) { y.tangent[k] = x.tangent[k].value; });
   return y;
 }
 template <unsigned kMask>
 __device__ __forceinline__ Dual<double, kMask> tangent_of(const Dual<NestedDual<double>, kMask>& x) {
   Dual<double, kMask> y;
   y.value = x.value.tangent;
-#pragma unroll
-  for (int k = 0; k < kMaxOperands; ++k) {
-    if (has<kMask>(k)) y.tangent[k] = x.tangent[k].tangent;
-  }
+  for_each_slot<kMask>([&](int k) { y.tangent[k] = x.tangent[k].tangent; });
   return y;
 }
 

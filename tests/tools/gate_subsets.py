@@ -2,7 +2,7 @@
 
 ``broad``  has 115 to 184 kernels of each representative, and of every other loss the training kernels
            (`Variants.broad`);
-``fast``   has some 515 kernels of all losses together: every run of the tests compiles those of the newest compiler,
+``fast``   has some 510 kernels of all losses together: every run of the tests compiles those of the newest compiler,
            and `.ci/run` those of CUDA 11.
 """
 
