@@ -75,7 +75,7 @@ struct LabelBits {
   static constexpr int kWords = (kClasses + 31) / 32;
   unsigned words[kWords];
 
-  // Precondition: 0 <= label < kClasses, unless the results of is() are not used.
+  // Precondition: 0 <= label < kClasses.
   __device__ __forceinline__ explicit LabelBits(int label) {
 #pragma unroll
     for (int k = 0; k < kWords; ++k) {
