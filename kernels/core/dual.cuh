@@ -46,8 +46,8 @@ __device__ __forceinline__ constexpr bool has(int slot) {
 }
 
 // Calls f(slot) for each slot of kMask, in order. A loop over the slots would be unrolled only after the compiler's
-// first passes that move small arrays to registers. A loss of many numbers with four tangents each took 15 s to compile
-// with such loops, and takes 3 s.
+// first passes that move small arrays to registers: with such loops, NVRTC 13.0 took 15 s for a loss of many numbers
+// with four tangents each, which takes 3 s.
 template <unsigned kMask, int kSlot = 0, class F>
 __device__ __forceinline__ void for_each_slot(const F& f) {
   if constexpr (kSlot < kMaxOperands && (kMask & ~kTentative) >> kSlot != 0) {

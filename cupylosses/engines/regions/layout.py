@@ -33,8 +33,8 @@ LANES = 16
 #: Maximum number of classes that each of these lanes keeps in registers, by bytes of an arithmetic number: in losses,
 #: and in second derivatives.
 OF_LANES = {4: (20, 12), 8: (4, 2)}
-#: Maximum in losses of labels that more than WIDE_LANES lanes would share otherwise, or that have no loss of every
-#: class: vectors of fewer lanes fill sectors.
+#: Maximum with labels that are handled apart: in losses without a loss of every class, and in others if with the usual
+#: number more than WIDE_LANES lanes would share a voxel. With fewer lanes, those of a warp read longer stretches.
 APART_OF_LANES = {4: 28, 8: 4}
 #: Maximum number of lanes whose vectors of two voxels fill whole sectors of 4-byte logits; single voxels fill half.
 WIDE_LANES = 8
