@@ -11,6 +11,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +43,7 @@ from cupylosses.engines.softmax import codegen as softmax_codegen
 from cupylosses.engines.softmax.codegen import SoftmaxKernel
 from cupylosses.engines.softmax.definition import SoftmaxLoss
 from cupylosses.interop import ITEMSIZE
-from cupylosses.jit import processors
+from cupylosses.jit import compiler, processors
 
 # On these platforms a missing NVRTC is an error, not a skip: the extra `test` installs it.
 needs_nvrtc = pytest.mark.skipif(platform.system() == "Darwin", reason="there is no NVRTC for macOS")
@@ -404,6 +405,17 @@ def test_a_mistake_in_an_expression_is_reported_where_it_is(nvrtc: Nvrtc, empty_
         nvrtc.compile(variant.source(), "sm_90")
     (result,) = gate.run([gate.Job(variant, "sm_90", nvrtc)], 1)
     assert result.resources is None and "where" in result.complaints[0]
+
+
+@needs_nvrtc
+def test_kernels_need_nothing_that_compilers_may_leave_out(nvrtc: Nvrtc) -> None:
+    """Compilers that know an option by which they declare less get it, and it has the effect that it should have."""
+    unsupported = compiler.options_for((12, 3))
+    assert compiler.options_for((11, 8)) == unsupported and compiler.options_for((12, 4)) == (*unsupported, "-minimal")
+    minimal = "-minimal" in nvrtc.options
+    uses_texture = 'extern "C" __global__ void f(cudaTextureObject_t) {}'
+    with pytest.raises(CompileError, match="cudaTextureObject_t") if minimal else nullcontext():
+        nvrtc.compile(uses_texture, "sm_90")
 
 
 @needs_nvrtc

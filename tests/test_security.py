@@ -51,6 +51,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, variant: PointwiseKernel) -> Callab
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(compiler, "_kernels", {})
+    monkeypatch.setattr(compiler, "options", tuple)
 
     def message() -> str:
         with pytest.raises(cupylosses.KernelError) as caught:

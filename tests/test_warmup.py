@@ -655,7 +655,7 @@ def test_cache_is_filled_without_a_gpu(no_gpu: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cupys, "function", SimpleNamespace(Module=Module))
     monkeypatch.setattr(cupys, "_compile_using_nvrtc_no_warning", compile, raising=False)
     for variant in kernels:
-        core.compile_with_cache(variant.source(), compiler.OPTIONS, prepend_cupy_headers=False)
+        core.compile_with_cache(variant.source(), compiler.options(), prepend_cupy_headers=False)
     assert sorted(loaded) == sorted(x[40:] for x in files.values())
 
 

@@ -22,7 +22,10 @@ from cupylosses.jit.kernel import Kernel
 
 #: `-fmad=false`: contraction into FMAs could differ between kernels, but the value must have the same bits with and
 #: without the gradient.
-OPTIONS = ("-std=c++17", "-fmad=false")
+_OPTIONS = ("-std=c++17", "-fmad=false")
+#: The first NVRTC that knows `-minimal`. Without it, each source begins with declarations of textures, surfaces and the
+#: CUDA runtime, which no kernel uses.
+_FIRST_MINIMAL = (12, 4)
 
 _kernels: dict[Any, Any] = {}
 _locks: dict[str, Any] = {}
@@ -48,6 +51,19 @@ def kernel(variant: Kernel) -> Any:
     return compiled
 
 
+def options_for(version: tuple[int, int]) -> tuple[str, ...]:
+    """Returns the compiler options for NVRTC of a CUDA version."""
+    return (*_OPTIONS, "-minimal") if version >= _FIRST_MINIMAL else _OPTIONS
+
+
+@cache
+def options() -> tuple[str, ...]:
+    """Returns the compiler options for the NVRTC that CuPy loads."""
+    from cupy.cuda import nvrtc
+
+    return options_for(nvrtc.getVersion())
+
+
 def _lock(variant: Kernel) -> Any:
     """Returns the lock of a source text. CuPy caches modules by their text, which contains the title."""
     return _locks.setdefault(variant.title, threading.RLock())
@@ -58,7 +74,7 @@ def _compile(variant: Kernel) -> Any:
 
     text = variant.source()
     with _explained(variant, text), kept_locale(), behind_the_first():
-        module = cupy.RawModule(code=text, options=OPTIONS)
+        module = cupy.RawModule(code=text, options=options())
         module.compile()
         return module.get_function(variant.entry)
 
@@ -139,7 +155,7 @@ def without_gpu() -> Iterator[Callable[..., None]]:
     def fill(variant: Kernel, architecture: str) -> None:
         text = variant.source()
         with _explained(variant, text):
-            core.compile_with_cache(text, OPTIONS, arch=architecture, prepend_cupy_headers=False)
+            core.compile_with_cache(text, options(), arch=architecture, prepend_cupy_headers=False)
 
     options = compiler._get_arch_for_options_for_nvrtc
     compiler._get_arch_for_options_for_nvrtc = options.__wrapped__

@@ -25,7 +25,7 @@ def main() -> int:
         while True:
             text = pickle.load(sys.stdin.buffer)
             with suppress(Exception):
-                core.compile_with_cache(text, compiler.OPTIONS, arch=sys.argv[1], prepend_cupy_headers=False)
+                core.compile_with_cache(text, compiler.options(), arch=sys.argv[1], prepend_cupy_headers=False)
             print("done", flush=True)
     return 0
 

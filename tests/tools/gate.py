@@ -17,7 +17,7 @@ from typing import Any
 
 from cupylosses.definition.base import Definition
 from tools import cache, gate_subsets, nvrtc
-from tools.nvrtc import CUPY_OPTIONS, CompileError, Nvrtc, Resources
+from tools.nvrtc import CompileError, Nvrtc, Resources
 from tools.representatives import representatives
 from tools.variants import Variants, complaints, variants
 
@@ -132,7 +132,7 @@ def _restored(found: dict[str, Any]) -> Resources:
 
 def _key(job: Job, text: str) -> str:
     """Returns a key of all inputs that the resources depend on."""
-    return cache.key(text, job.architecture, " ".join(CUPY_OPTIONS), job.compiler.fingerprint, _reader())
+    return cache.key(text, job.architecture, " ".join(job.compiler.options), job.compiler.fingerprint, _reader())
 
 
 @functools.cache

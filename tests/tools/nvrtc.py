@@ -20,11 +20,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from cupylosses.interop import kept_locale
-from cupylosses.jit.compiler import OPTIONS
+from cupylosses.jit.compiler import options_for
 from cupylosses.testing.counters import counters
-
-#: The library's options, and the one that CuPy appends.
-CUPY_OPTIONS = (*OPTIONS, "-ftz=true")
 
 #: NVRTC 12.9 prints this for every source for an architecture that CUDA 13 has dropped; no option suppresses it.
 _ON_ARCHITECTURE = "nvrtc: warning: Architectures prior to"
@@ -118,6 +115,11 @@ class Nvrtc:
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return major.value, minor.value
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The library's options for this compiler, and the one that CuPy appends."""
+        return (*options_for(self.version), "-ftz=true")
+
     @cached_property
     def fingerprint(self) -> str:
         """Fingerprint that is equal for equal compilers: a hash of the file, since several releases share a version."""
@@ -133,12 +135,12 @@ class Nvrtc:
         self._check(self._library.nvrtcGetSupportedArchs(found))
         return tuple(f"sm_{x}" for x in found)
 
-    def compile(self, source: str, architecture: str, options: Sequence[str] = CUPY_OPTIONS) -> Compiled:
+    def compile(self, source: str, architecture: str, options: Sequence[str] | None = None) -> Compiled:
         """Compiles to machine code for ``architecture`` (``sm_90``), as CuPy would on such a GPU."""
         self.request(source, architecture)
         start = time.thread_time()
         try:
-            return self._compile(source, architecture, options)
+            return self._compile(source, architecture, self.options if options is None else options)
         finally:
             counters.count_nvrtc(time.thread_time() - start)
 
