@@ -188,6 +188,18 @@ def test_any_normalizer_is_what_a_mean_divides_by(kind: str, device: str) -> Non
     require_same(found, torch.where(mask, elements, 0.0).sum(0) / 7, [x, y])
 
 
+def test_means_are_rounded_correctly(device: str) -> None:
+    """Kernels divide by a multiplication and a correction, which must round as a division does."""
+    x, y = draw(6, 8, device=device)
+    normalizers = numpy.random.default_rng(0).uniform(0.1, 1e6, 64).tolist()
+    for normalizer in (*normalizers, 48.0, 1e300, 1e-300, -7.0, math.inf, math.nan):
+        for scale in (1.0, math.inf):
+            a, b = (x * scale).detach().requires_grad_(), y.detach()
+            expected = F.mse_loss(a, b, reduction="sum").item() / normalizer
+            for operand in (a, a.detach()):
+                numpy.testing.assert_array_equal(F.mse_loss(operand, b, normalizer=normalizer).item(), expected)
+
+
 def test_a_normalizer_takes_the_place_of_the_weights(device: str) -> None:
     """The normalizer divides the sum of the weighted elements, and the weights still have a gradient."""
     x, y = draw(6, 8, device=device)

@@ -118,6 +118,15 @@ __device__ __forceinline__ double sum_every(const double* x, Index first, Index 
   return total;
 }
 
+// sum / divisor, correctly rounded unless numbers underflow: the remainder of the rounded product is exact, and its
+// quotient corrects the product. `reciprocal` is 1 / divisor, or anything if the divisor is 0. A division of doubles is
+// a function of 100 instructions, with which a kernel takes 7 % longer to compile.
+__device__ __forceinline__ double divide_sum_by(double sum, double divisor, double reciprocal) {
+  const double product = sum * (divisor == 0.0 ? __longlong_as_double(0x7ff0000000000000ll) : reciprocal);
+  const double quotient = fma(fma(-product, divisor, sum), reciprocal, product);
+  return quotient == quotient ? quotient : product;  // an infinite sum has no remainder
+}
+
 // partials[0] + ... + partials[count - 1], in thread 0, in an order that depends on `count` and blockDim.x alone.
 // Preconditions: those of block_sum; count < 2^31.
 __device__ __forceinline__ double sum_partials(const double* partials, int64 count) {

@@ -1534,20 +1534,20 @@ __device__ __forceinline__ double reduce_all(const Program& program, Scale& scal
 // ---------------------------------------------------------------------------------------------------------------------
 // Called by the entry points
 
-// value = sum(loss) / divisor
+// value = sum(loss) / divisor; reciprocal = 1 / divisor
 template <int kUnroll, class Program, class Scale, class Result>
 __device__ __forceinline__ void reduce(const Program& program, Scale& scale, int64 chunks, double* memory,
-                                       double divisor, Result* value, bool backward = false) {
+                                       double divisor, double reciprocal, Result* value, bool backward = false) {
   bool result;
   const double total = reduce_all<kUnroll>(program, scale, chunks, memory, &result, backward);
-  if (result && threadIdx.x == 0) *value = Narrow<Result>::from(total / divisor);
+  if (result && threadIdx.x == 0) *value = Narrow<Result>::from(divide_sum_by(total, divisor, reciprocal));
 }
 
 template <int kUnroll, class Program, class Result>
 __device__ __forceinline__ void reduce_value(const Program& program, int64 chunks, double* memory, double divisor,
-                                             Result* value) {
+                                             double reciprocal, Result* value) {
   KnownScale<typename Program::Compute> unused{0};
-  reduce<kUnroll>(program, unused, chunks, memory, divisor, value);
+  reduce<kUnroll>(program, unused, chunks, memory, divisor, reciprocal, value);
 }
 
 // Computes the value as reduce_value does, and the gradients for the expected grad_output; scale = 1 / divisor. In
@@ -1565,7 +1565,7 @@ __device__ __forceinline__ void reduce_value_and_gradient(const Program& program
   }
   using Scale = SpeculativeScale<typename Program::Compute>;
   Scale speculative(grad_output, expected_grad_output, used_grad_output, scale);
-  reduce<kUnroll>(program, speculative, chunks, memory, divisor, value, backward);
+  reduce<kUnroll>(program, speculative, chunks, memory, divisor, scale, value, backward);
 }
 
 // Backward of a kernel that sums some gradients beside the value: writes the others for the true grad_output, unless

@@ -721,12 +721,6 @@ __device__ __forceinline__ double reciprocal_of_count(double count) {
   for (int i = 0; i < 2; ++i) y = scalar_fma(y, scalar_fma(-count, y, 1.0), y);
   return y;
 }
-// sum / count, correctly rounded: the remainder of the rounded product is exact, and its quotient corrects the product.
-__device__ __forceinline__ double divide_by_count(double sum, double count) {
-  const double reciprocal = reciprocal_of_count(count), product = sum * reciprocal;
-  const double quotient = scalar_fma(scalar_fma(-product, count, sum), reciprocal, product);
-  return quotient == quotient ? quotient : product;  // an infinite sum has no remainder
-}
 
 // Divisor of a mean that is counted while rows are evaluated: each thread counts the inactive rows that it stores. The
 // counts are added to an integer in the workspace, which is 0 before and after a launch, so the order of additions
@@ -766,7 +760,7 @@ __device__ __forceinline__ double divide_sum(int64 chunks, Memory memory, const 
   if (threadIdx.x != 0) return -1.0;
   *work.claim_counter = 0;
   const double divisor = static_cast<double>(tally.program.space.rows) - inactive;
-  *value = Narrow<Result>::from(divide_by_count(total, divisor));
+  *value = Narrow<Result>::from(divide_sum_by(total, divisor, reciprocal_of_count(divisor)));
   return divisor;
 }
 

@@ -30,8 +30,9 @@ using Layout = StridedLayout<8, 9, 1>;
 extern "C" __global__ void __launch_bounds__(256, 2)
 kl_div_value_bf16_bool(const bfloat16_t* input_, const bfloat16_t* target_, const bfloat16_t* weight_, const bool* mask_, double* memory, Result* value, double multiple, const double* count, int64 chunks, const __grid_constant__ Layout layout) {
   const double divisor = multiple * __ldcg(count);
+  const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
   const Pointwise<Loss, Layout, 8, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<bfloat16_t, Access::kStream>{input_}, Source<bfloat16_t, Access::kStream>{target_}, Source<bfloat16_t, Access::kStream>{weight_}, Source<bool, Access::kStream>{mask_}),
       make_tuple(Absent{}, Absent{}, Absent{}, Absent{}), Absent{}};
-  reduce_value<4>(program, chunks, memory, divisor, value);
+  reduce_value<4>(program, chunks, memory, divisor, scale, value);
 }

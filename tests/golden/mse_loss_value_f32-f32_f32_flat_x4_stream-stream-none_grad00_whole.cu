@@ -24,5 +24,5 @@ mse_loss_value_f32(const float* input_, const float* target_, double* memory, Re
   const Pointwise<Loss, Layout, 4, Sources, Sinks, Element> program{
       Loss{}, layout, make_tuple(Source<float, Access::kStream>{input_}, Source<float, Access::kStream>{target_}),
       make_tuple(Absent{}, Absent{}), Absent{}};
-  reduce_value<4>(program, chunks, memory, divisor, value);
+  reduce_value<4>(program, chunks, memory, divisor, scale, value);
 }

@@ -549,7 +549,7 @@ def skeleton_call(kind: str, unroll: int, checks_apart: bool = False) -> tuple[s
     grad_output = "static_cast<const Result*>(nullptr)" if checks_apart else "grad_output"
     element = {"elements": "Element{values}", "elements_gradient": "Element{grad_output}"}.get(kind, "Absent{}")
     function, arguments = {
-        "value": ("reduce_value", "chunks, memory, divisor, value"),
+        "value": ("reduce_value", "chunks, memory, divisor, scale, value"),
         "value_and_gradient": (
             "reduce_value_and_gradient",
             f"chunks, memory, divisor, scale, value, {grad_output}, expected_grad_output, used_grad_output",
@@ -606,7 +606,7 @@ def _pointwise_entry(variant: PointwiseKernel) -> str:
         f'extern "C" __global__ void __launch_bounds__({MAX_THREADS}, {_blocks_per_sm(variant)})',
         f"{variant.entry}({', '.join([*_varying_arguments(variant), *fixed])}) {{",
         *layout_local,
-        *counted_divisor(variant.counted, variant.kind not in ("value", *SUMS_OF_VALUES)),
+        *counted_divisor(variant.counted),
         f"  const Pointwise<Loss, Layout, {variant.vec_size}, Sources, Sinks, Element> program{{",
         f"      {loss_argument(variant)}, layout, {_sources_argument(variant)},",
         f"      make_tuple({sinks}), {element}}};",
