@@ -77,6 +77,23 @@ __device__ __forceinline__ double block_sum(double x) {
   return x;
 }
 
+// Number of counters in a workspace besides ticket and claim counter.
+constexpr int kCounters = 512;  // engines/device.py: COUNTERS
+
+// Workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh), and counters of segments
+// (regions/tiles.cuh) or tiles (softmax/column_slices.cuh). All of them are 0 before and after a launch. One partial
+// sum per chunk follows.
+struct Workspace {
+  unsigned* ticket;
+  unsigned* claim_counter;
+  unsigned* counters;
+  double* partials;
+};
+__device__ __forceinline__ Workspace workspace(double* memory) {
+  unsigned* const tickets = reinterpret_cast<unsigned*>(memory);
+  return {tickets, tickets + 2, tickets + 4, memory + 2 + kCounters / 2};
+}
+
 // Returns true in every thread of the block that arrives last. Everything that any block wrote before is visible to
 // that block. If `alone`, no other block has written anything, and the result is true without a ticket.
 //

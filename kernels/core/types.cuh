@@ -8,6 +8,9 @@
 
 typedef long long int64;
 
+// Type of an operand, a gradient or an option that a kernel does not have.
+struct Absent {};
+
 struct half_t {
   unsigned short bits;
 };

@@ -99,8 +99,6 @@ enum class Access {
 // rows without gaps between them, or none of these.
 enum class Along { kA, kB, kBoth, kNeither };
 
-struct Absent {};
-
 template <class Storage_, Access kAccess_>
 struct Source {
   using Storage = Storage_;
@@ -1488,23 +1486,6 @@ __device__ __forceinline__ void sweep_all(const Program& program, Scale& scale, 
   } else {
     sweep<kSum, kUnroll>(program, scale, chunks, partials, stores_sums);
   }
-}
-
-// Number of counters in a workspace besides ticket and claim counter.
-constexpr int kCounters = 512;  // engines/device.py: COUNTERS
-
-// Workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh), and counters of segments
-// (regions/tiles.cuh) or tiles (softmax/column_slices.cuh). All of them are 0 before and after a launch. One partial
-// sum per chunk follows.
-struct Workspace {
-  unsigned* ticket;
-  unsigned* claim_counter;
-  unsigned* counters;
-  double* partials;
-};
-__device__ __forceinline__ Workspace workspace(double* memory) {
-  unsigned* const tickets = reinterpret_cast<unsigned*>(memory);
-  return {tickets, tickets + 2, tickets + 4, memory + 2 + kCounters / 2};
 }
 
 // Visits all elements, and returns their sum in thread 0 of one block; *result is true in that block. Backward computes

@@ -29,7 +29,7 @@
 // Preconditions: class stride 1. If a vector is a single class, pointers with tangents and the logits of
 // apply_grad_coeffs may have other strides. The loss is a functor that the glue supplies.
 #pragma once
-#include "pointwise/pointwise.cuh"
+#include "core/reduce.cuh"
 #include "softmax/row_vectors.cuh"
 #include "softmax/softmax.cuh"
 
