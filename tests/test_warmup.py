@@ -544,6 +544,10 @@ def slow_compiler(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Counte
                 kernel=SimpleNamespace(ptr=next(pointers)), max_dynamic_shared_size_bytes=SHARED_BYTES
             )
 
+    # As if a kernel had been compiled: while the first one is, others wait for it.
+    compiled = threading.Event()
+    compiled.set()
+    monkeypatch.setattr(compiler, "first_compiled", compiled)
     monkeypatch.setattr(cupy, "RawModule", Module)
     monkeypatch.setattr(compiler, "_ensure_context", lambda: None)
     return seen
@@ -602,6 +606,28 @@ def test_the_first_error_ends_it() -> None:
     with pytest.raises(cupylosses.KernelError, match="does not compile"):
         in_threads(fail, kernels, advance=lambda: seen.append(None))
     assert not seen
+
+
+def test_cache_is_filled_with_the_options_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy names the file by them. A stand-in for CuPy sees the same ones, and is unpatched afterwards."""
+    with host.recording() as kernels:
+        F.mse_loss(torch.rand(SHAPE), torch.rand(SHAPE))
+    (variant,) = kernels
+    calls: list[Any] = []
+    core = SimpleNamespace(compile_with_cache=lambda *positional, **named: calls.append((positional, named)))
+    query, function = SimpleNamespace(__wrapped__=object()), SimpleNamespace(Module=type("Module", (), {}))
+    refusal = type("CompileException", (Exception,), {})
+    cupys = SimpleNamespace(function=function, _get_arch_for_options_for_nvrtc=query, CompileException=refusal)
+    modules = {"cupy": SimpleNamespace(), "cupy._core": SimpleNamespace(core=core), "cupy.cuda.compiler": cupys}
+    modules["cupy.cuda"] = SimpleNamespace(compiler=cupys, function=function)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(compiler, "options", lambda: ("-an-option",))
+    with compiler.without_gpu() as fill:
+        assert cupys._get_arch_for_options_for_nvrtc is query.__wrapped__ and cupys.function is not function
+        fill(variant, "90")
+    assert cupys._get_arch_for_options_for_nvrtc is query and cupys.function is function
+    assert calls == [((variant.source(), ("-an-option",)), {"arch": "90", "prepend_cupy_headers": False})]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

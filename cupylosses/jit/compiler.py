@@ -157,13 +157,13 @@ def without_gpu() -> Iterator[Callable[..., None]]:
         with _explained(variant, text):
             core.compile_with_cache(text, options(), arch=architecture, prepend_cupy_headers=False)
 
-    options = compiler._get_arch_for_options_for_nvrtc
-    compiler._get_arch_for_options_for_nvrtc = options.__wrapped__
+    memoized = compiler._get_arch_for_options_for_nvrtc
+    compiler._get_arch_for_options_for_nvrtc = memoized.__wrapped__
     compiler.function = SimpleNamespace(Module=Unloaded)
     try:
         yield fill
     finally:
-        compiler._get_arch_for_options_for_nvrtc, compiler.function = options, function
+        compiler._get_arch_for_options_for_nvrtc, compiler.function = memoized, function
 
 
 def _explain(error: RuntimeError) -> str:
