@@ -80,9 +80,8 @@ __device__ __forceinline__ double block_sum(double x) {
 // Number of counters in a workspace besides ticket and claim counter.
 constexpr int kCounters = 512;  // engines/device.py: COUNTERS
 
-// Workspace of a reduced loss: the ticket, the counter of claimed chunks (row_groups.cuh), and counters of segments
-// (regions/tiles.cuh) or tiles (softmax/column_slices.cuh). All of them are 0 before and after a launch. One partial
-// sum per chunk follows.
+// Workspace of a reduced loss: the ticket, the counter of claimed chunks, and counters for work that blocks share, such
+// as segments or tiles. All of them are 0 before and after a launch. One partial sum per chunk follows.
 struct Workspace {
   unsigned* ticket;
   unsigned* claim_counter;
@@ -135,9 +134,9 @@ __device__ __forceinline__ double sum_every(const double* x, Index first, Index 
   return total;
 }
 
-// sum / divisor, correctly rounded unless numbers underflow: the remainder of the rounded product is exact, and its
-// quotient corrects the product. `reciprocal` is 1 / divisor, or anything if the divisor is 0. A division of doubles is
-// a function of 100 instructions, with which a kernel takes 7 % longer to compile.
+// sum / divisor, correctly rounded unless numbers underflow or the reciprocal overflows: the remainder of the rounded
+// product is exact, and its quotient corrects the product. `reciprocal` is 1 / divisor, or anything if the divisor is
+// 0. A division of doubles is a function of 100 instructions, with which a kernel takes 7 % longer to compile.
 __device__ __forceinline__ double divide_sum_by(double sum, double divisor, double reciprocal) {
   const double product = sum * (divisor == 0.0 ? __longlong_as_double(0x7ff0000000000000ll) : reciprocal);
   const double quotient = fma(fma(-product, divisor, sum), reciprocal, product);

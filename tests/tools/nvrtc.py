@@ -14,7 +14,7 @@ import re
 import site
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -135,12 +135,12 @@ class Nvrtc:
         self._check(self._library.nvrtcGetSupportedArchs(found))
         return tuple(f"sm_{x}" for x in found)
 
-    def compile(self, source: str, architecture: str, options: Sequence[str] | None = None) -> Compiled:
+    def compile(self, source: str, architecture: str) -> Compiled:
         """Compiles to machine code for ``architecture`` (``sm_90``), as CuPy would on such a GPU."""
         self.request(source, architecture)
         start = time.thread_time()
         try:
-            return self._compile(source, architecture, self.options if options is None else options)
+            return self._compile(source, architecture)
         finally:
             counters.count_nvrtc(time.thread_time() - start)
 
@@ -149,8 +149,8 @@ class Nvrtc:
         text = repr((source, architecture, self.version))
         counters.nvrtc_kernels.add(hashlib.sha256(text.encode()).hexdigest())
 
-    def _compile(self, source: str, architecture: str, options: Sequence[str]) -> Compiled:
-        arguments = [*options, f"-arch={architecture}", "--ptxas-options=-v"]
+    def _compile(self, source: str, architecture: str) -> Compiled:
+        arguments = [*self.options, f"-arch={architecture}", "--ptxas-options=-v"]
         program = ctypes.c_void_p()
         self._check(
             self._library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
