@@ -312,6 +312,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "rows, packed with gaps": in_registers((163, 14), dtype="float16", place="sliced"),
     "rows, packed with gaps, to the end of memory": with_small_gaps,
     "rows, column_tiles": in_registers((1, 57, 37)),
+    "rows, staggered": in_registers((2, 50, 119)),
     "rows, column_slices": sliced,
     "rows, column_slices in one pass": sliced_in_one_pass,
     "rows, several edges": several_edges,

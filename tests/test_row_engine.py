@@ -141,6 +141,8 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "column_tiles": ("float32", 1, [(1, 53, 3), (2, 61, 3, 33), (1, 300, 35)]),
     "column_tiles of halves": ("float16", 1, [(1, 101, 34), (2, 599, 6, 7)]),
     "column_tiles of doubles": ("float64", 0, [(27, 33), (31, 2)]),
+    "column_tiles, staggered": ("float32", 1, [(1, 53, 119), (2, 61, 3, 59), (3, 50, 57)]),
+    "column_tiles, staggered of halves": ("bfloat16", 1, [(2, 101, 119), (1, 99, 239)]),
     "column_slices": ("float32", 1, [(1, 2001, 34), (2, 1300, 10), (1, 1024, 130)]),
     "column_slices of halves": ("bfloat16", 1, [(1, 3001, 34), (2, 1024, 3, 6), (1, 1100, 126)]),
     "column_slices, odd": ("float32", 1, [(1, 1100, 127), (2, 1024, 5, 7)]),
@@ -171,6 +173,7 @@ def test_sizes(what: str, reduction: str, fresh_plans: Callable[[], None]) -> No
         for seed, shape in enumerate(shapes):
             agrees_with_truth(draw(shape, dim, dtype, KERNELS, seed=seed), reduction)
     assert {x.kind for x in found} == {what.partition(",")[0].partition(" of ")[0]}
+    assert {x.staggered for x in found} == {"staggered" in what}
     assert len({x.vec_size for x in found}) == 1, "one kernel for all of these sizes"
     assert all(
         (x.cluster > 1) == ("cluster" in what or "two_pass" in what) for x in found if x.kind in ("block", "two_pass")
@@ -229,7 +232,47 @@ def test_pairs_of_rows_that_no_vector_divides(
         options = {"label_smoothing": 0.1} if rows == 2 else {}
         agrees_with_truth(given._replace(target=labels), "sum", **options)
     expected = ("interleaved_rows", rows, place == "misaligned", place == "apart")
-    assert {(x.kind, x.vec_size, x.shifted, x.gathered) for x in found} == {expected}
+    # If gradients begin elsewhere, a layout with gradients that begin as the logits do was tried first.
+    assert expected in {(x.kind, x.vec_size, x.shifted, x.gathered) for x in found}
+
+
+@pytest.mark.addresses
+@pytest.mark.parametrize(
+    ("shape", "dtype", "place", "widths"),
+    [
+        ((2, 26, 7, 17), "float32", "misaligned", {2}),
+        ((3, 33, 239), "bfloat16", "contiguous", {2, 4}),
+        ((1, 34, 356), "float16", "misaligned", {2, 4}),
+    ],
+)
+def test_staggered_tiles(
+    shape: tuple[int, ...],
+    dtype: str,
+    place: str,
+    widths: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+    fresh_plans: Callable[[], None],
+) -> None:
+    """Each class begins at another place of a vector, or all of them within one. Some rows are left out, also with
+    logits that are not finite. With more options, less shared memory is left for wide vectors.
+    """
+    monkeypatch.setattr(softmax_layout, "TILE_ROWS", 1)
+    monkeypatch.setattr(softmax_layout, "TILE_ROW_BYTES", 64)
+    given = draw(shape, 1, dtype, KERNELS, place=place)
+    some = given.target.clone()
+    some[..., ::3] = -100
+    with noted_layouts() as found:
+        agrees_with_truth(given, "none", label_smoothing=0.1, weight=weights(shape[1]))
+        agrees_with_truth(given._replace(target=some), "sum", softcap=3.0)
+        agrees_with_truth(given._replace(target=some), "mean")
+    assert {(x.kind, x.staggered) for x in found} == {("column_tiles", True)}
+    assert GPU or {x.vec_size for x in found} == widths
+    leaves_rows_out(given)
+    survives_labels_out_of_range(given)
+    # A kernel that overwrites the logits processes rows one by one.
+    leaf = given.input.contiguous().requires_grad_()
+    over, beside = (F.cross_entropy(leaf + 0, given.target, inplace_backward=x) for x in (True, False))
+    assert torch.allclose(gradient(over, leaf), gradient(beside, leaf), rtol=0.01, atol=1e-5)
 
 
 @pytest.mark.parametrize(

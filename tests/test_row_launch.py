@@ -185,6 +185,8 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert classes * size * layout.threads == layout.shared <= SHARED_BYTES
     elif layout.kind == "columns":
         assert layout.per_thread == classes and layout.threads == COLUMN_THREADS
+    # In all classes of a warp, vectors begin at the same rows.
+    assert not layout.staggered or (layout.vec_size > 1 and layout.warps * layout.cluster % layout.vec_size == 0)
     if layout.kind == "column_tiles":
         # A warp evaluates one row of a vector.
         assert layout.threads == layout.warps * WARP and layout.vec_size <= layout.warps
@@ -447,6 +449,11 @@ def test_classes_that_lie_apart(classes: int, dtype: str, kind: str, vec_size: i
         ((1, 48, 32, 31), "float32", "thread_per_row"),
         ((1, 64, 256, 256), "float32", "thread_per_row"),
         ((1, 96, 256, 256), "float32", "column_tiles"),
+        ((1, 127, 256, 256), "bfloat16", "thread_per_row"),
+        ((1, 128, 256, 256), "bfloat16", "column_tiles"),
+        ((1, 95, 257, 257), "bfloat16", "interleaved_rows"),
+        ((1, 96, 257, 257), "bfloat16", "column_tiles"),
+        ((1, 95, 257, 257), "float32", "interleaved_rows"),
         ((4, 32000, 32, 32), "float32", "column_slices"),
     ],
     ids=str,
@@ -586,6 +593,36 @@ def test_groups_are_bounded() -> None:
     # The next tile is in flight while a warp evaluates one.
     assert of((1 << 23, 4), 1).chunks == WARP_CHUNKS
     assert of((7, 32000), 1).chunks == 7
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "strides", "address", "vec_size", "tiles"),
+    [
+        ((4, 150, 257, 257), "float32", None, 0, 2, 4 * 1101),
+        ((4, 150, 257, 257), "bfloat16", None, 0, 4, 4 * 551),
+        ((4, 150, 257, 257), "float64", None, 0, 1, 0),
+        # Rows of pixels with gaps, of which a tile may have 120.
+        ((4, 150, 257, 119), "bfloat16", (150 * 257 * 128, 257 * 128, 128, 1), 0, 1, 0),
+        ((4, 150, 256, 256), "float32", None, 4, 1, 0),
+        ((8191, 1000), "bfloat16", (1, 8191), 0, 2, 137),
+        # Too few rows of pixels, and gradients that begin at other places.
+        ((40, 150, 1, 67), "float32", None, 0, 1, 0),
+        ((4, 150, 129, 129), "float32", (151 * 129 * 129, 129 * 129, 129, 1), 0, 1, 0),
+    ],
+    ids=str,
+)
+def test_vectors_of_rows_that_begin_anywhere(
+    shape: tuple[int, ...],
+    dtype: str,
+    strides: tuple[int, ...] | None,
+    address: int,
+    vec_size: int,
+    tiles: int,
+) -> None:
+    """Tiles are staggered where no vector divides the rows. Their gradients begin at the same place in each class."""
+    layout = of(shape, 1, dtype, strides=strides, address=address)
+    assert (layout.vec_size, layout.staggered) == (vec_size, vec_size > 1)
+    assert not layout.staggered or layout.chunks == tiles
 
 
 def test_clusters_of_seven_where_those_of_eight_take_turns() -> None:

@@ -119,6 +119,12 @@ struct SliceClasses {
 #pragma unroll
     for (int j = 0; j < kCount; ++j, at += stride) x[j] = kLast ? load_stream<kVecSize_>(at) : load_pack<kVecSize_>(at);
   }
+  template <bool kEach>
+  __device__ __forceinline__ void store(typename Program::Gradient* at,
+                                        const Pack<typename Program::Gradient, kVecSize_>& gradients) const {
+    static_assert(!kEach, "vectors are whole");
+    store_pack<kVecSize_>(at, gradients);
+  }
   // Index of the first class of the n-th batch. Precondition: the thread has n + 1 full batches.
   __device__ __forceinline__ int batch(int n) const {
     return (kLast ? count / kAhead - 1 - n : n) * kAhead;
@@ -191,8 +197,8 @@ struct StoreVectors {
   __device__ __forceinline__ void operator()(int k, const Pack<typename Program::Input, kVecSize> (&x)[kCount]) const {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      store_class<false, kMasked, kSelects>(program, own, k + j, own.to + (k + j) * own.gradient_stride, labels, x[j],
-                                            coeffs, all_zero);
+      store_class<false, kMasked, kSelects, false>(program, own, k + j, own.to + (k + j) * own.gradient_stride, labels,
+                                                   x[j], coeffs, all_zero);
     }
   }
 };

@@ -6,6 +6,13 @@
 // Lane l of every warp owns the kVecSize rows from row l kVecSize of the tile. Warp k of the `warps` that share the
 // tile processes classes k, k + warps, ... The worker, a block or a cluster, owns chunks of tiles.
 //
+// Staggered tiles (kStaggered): if no vector divides the number of neighbouring rows, such as an odd number of pixels,
+// each class begins somewhere within a vector of memory. `warps` is a multiple of kVecSize, so all classes of a warp
+// begin at the same place. A tile is then 30 kVecSize rows, but a warp writes whole vectors: those that begin in the
+// tile or contain its first row, without that of the next tile's first row. So the tile also evaluates the kVecSize - 1
+// rows before its first one, whose values the tile before counts. Only at the ends of the inner dimension elements are
+// read and written one by one.
+//
 // 1. Each thread issues asynchronous copies of all its classes to shared memory, then finds their maximum and sum of
 //    exponentials.
 // 2. Each warp stores its sums in shared memory. Warp i < kVecSize combines the sums of the lanes' i-th rows, in the
@@ -18,33 +25,142 @@
 // Many warps share a tile, so shared memory holds few rows of many classes, and some warps compute while others wait
 // for memory. A thread reads only those staged logits that it copied itself, so the copies need no barrier.
 //
-// Traffic: each logit is read once; each gradient is written once. Preconditions: kVecSize divides the number of rows,
-// kVecSize <= kWarps; rows of a vector are contiguous; classes < 2^31; a block has kWarps warps.
+// Traffic: each logit is read once; each gradient is written once. Preconditions: kVecSize <= kWarps; rows of a vector
+// are contiguous; classes < 2^31; a block has kWarps warps. kVecSize divides the number of rows, or tiles are
+// staggered; then logits and gradients of a class begin at the same place of a vector.
 #pragma once
 #include "softmax/lane_rows.cuh"
 
-// Classes of one thread: vectors of kVecSize rows, their slots in shared memory, and their gradients.
-template <class Storage, int kVecSize_>
-struct TileClasses {
+// Rows that the warps of a block or a cluster share.
+struct ColumnTile {
+  int64 row;            // the first one
+  int rows;             // number of rows
+  int64 before, after;  // as in InnerTiles, of a staggered tile
+};
+
+// All tiles, in the order of the rows. Only staggered ones end with the inner dimension.
+template <int kVecSize, bool kStaggered>
+struct ColumnTiles {
+  static constexpr int kRows = kWarp * kVecSize;
+  int64 rows, count;
+
+  template <class Space>
+  __device__ __forceinline__ explicit ColumnTiles(const Space& space)
+      : rows(space.rows), count((rows + kRows - 1) / kRows) {
+  }
+  __device__ __forceinline__ ColumnTile operator[](int64 tile) const {
+    const int64 row = tile * kRows, left = rows - row;
+    return {row, left < kRows ? static_cast<int>(left) : kRows, 0, 0};
+  }
+};
+template <int kVecSize>
+struct ColumnTiles<kVecSize, true> {
+  static constexpr int kRows = (kWarp - 2) * kVecSize;
+  InnerTiles<kRows> tiles;
+  int64 count;
+
+  template <class Space>
+  __device__ __forceinline__ explicit ColumnTiles(const Space& space) : tiles(space), count(tiles.count) {
+  }
+  __device__ __forceinline__ ColumnTile operator[](int64 tile) const {
+    const auto found = tiles[tile];
+    return {found.row, found.after < kRows ? static_cast<int>(found.after) : kRows, found.before, found.after};
+  }
+};
+
+// The rows of a tile that a lane processes: a vector, of which elements [begin, end) are rows that the tile evaluates.
+template <int kVecSize_, bool kStaggered_>
+struct OwnRows {
   static constexpr int kVecSize = kVecSize_;
+  static constexpr bool kStaggered = kStaggered_;
+  int first;  // row of the tile of element 0; may be negative
+  int begin, end;
+  bool in_memory;             // all elements are neighbouring rows in memory
+  bool written;               // the tile writes the gradients of these rows
+  int64 offset[kRowStreams];  // of element 0, whose row may not exist
+
+  // `first_class`: a class of the warp.
+  template <class Program>
+  __device__ __forceinline__ OwnRows(const Program& program, const ColumnTile& tile, int first_class) {
+    first = threadIdx.x % kWarp * kVecSize;
+    if constexpr (kStaggered) {
+      using Input = typename Program::Input;
+      program.space.offsets(tile.row, offset);
+      const Input* const at = program.input + offset[kLogits] + first_class * program.space.class_stride[kLogits];
+      // Elements between a vector boundary and the tile's first row.
+      const int skew = static_cast<int>(reinterpret_cast<unsigned long long>(at) / sizeof(Input) % kVecSize);
+      first -= kVecSize - 1 + (skew + 1) % kVecSize;
+      const int least = tile.before > 0 ? 1 - kVecSize : 0;
+      begin = first < least ? least - first : 0;
+      end = tile.rows - first < kVecSize ? tile.rows - first : kVecSize;
+      in_memory = tile.before + first >= 0 && first + kVecSize <= tile.after;
+      const int beyond = tile.after <= tile.rows ? tile.rows : tile.rows - skew;
+      written = first >= -skew && first < beyond;
+#pragma unroll
+      for (int s = 0; s < kRowStreams; ++s) offset[s] += first * program.space.at.stride[s][0];
+    } else {
+      begin = 0;
+      end = first < tile.rows ? kVecSize : 0;
+      in_memory = true;
+      written = end > 0;
+      program.space.offsets(written ? tile.row + first : 0, offset);
+    }
+  }
+  __device__ __forceinline__ bool has(int i) const {
+    return (!kStaggered || i >= begin) && i < end;
+  }
+  // Position of element i among 32 kVecSize slots. For each i, those of the tile's rows l kVecSize + i are contiguous;
+  // rows before the tile take the last slots.
+  __device__ __forceinline__ int slot(int i) const {
+    const unsigned row = static_cast<unsigned>(first + i) % (kWarp * kVecSize);
+    return static_cast<int>(row % kVecSize * kWarp + row / kVecSize);
+  }
+  // Loads elements [begin, end) one by one; others are 0.
+  template <class T>
+  __device__ __forceinline__ Pack<T, kVecSize> load_each(const T* at) const {
+    Pack<T, kVecSize> x = {};
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (has(i)) x.element[i] = at[i];
+    }
+    return x;
+  }
+  // Stores the vector; with kEach, only elements [begin, end). Preconditions: `written`; `in_memory` unless kEach.
+  template <bool kEach, class T>
+  __device__ __forceinline__ void store(T* to, const Pack<T, kVecSize>& x) const {
+    if constexpr (kEach) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (has(i)) to[i] = x.element[i];
+      }
+    } else {
+      store_pack<kVecSize>(to, x);
+    }
+  }
+};
+
+// Classes of one thread: vectors of kVecSize rows, their slots in shared memory, and their gradients.
+template <class Storage, class Rows>
+struct TileClasses {
+  static constexpr int kVecSize = Rows::kVecSize;
   using Value = Storage;
   using P = Pack<Storage, kVecSize>;
+  Rows rows;
   const Storage* from;  // first class of the thread
   Storage* to;
   int64 stride, gradient_stride;  // from one class of the thread to its next
   int first, step, count;         // classes first, first + step, ...
 
   template <class Group, class Program>
-  __device__ __forceinline__ TileClasses(const Group& group, const Program& program,
-                                         const int64 (&offset)[kRowStreams]) {
+  __device__ __forceinline__ TileClasses(const Group& group, const Program& program, const Rows& rows) : rows(rows) {
     const int classes = static_cast<int>(program.space.classes);
     first = group.thread_rank() / kWarp;
     step = group.num_threads() / kWarp;
     count = classes > first ? (classes - first + step - 1) / step : 0;
     stride = step * program.space.class_stride[kLogits];
     gradient_stride = step * program.space.class_stride[kGradients];
-    from = program.input + offset[kLogits] + first * program.space.class_stride[kLogits];
-    to = program.gradients + offset[kGradients] + first * program.space.class_stride[kGradients];
+    from = program.input + rows.offset[kLogits] + first * program.space.class_stride[kLogits];
+    to = program.gradients + rows.offset[kGradients] + first * program.space.class_stride[kGradients];
   }
   __device__ __forceinline__ int class_of(int k) const {
     return first + k * step;
@@ -56,11 +172,20 @@ struct TileClasses {
   // Issues the copies of all vectors.
   __device__ __forceinline__ void copy_in() const {
     const Storage* at = from;
+    if (Rows::kStaggered && !rows.in_memory) {
+#pragma unroll 4
+      for (int k = 0; k < count; ++k, at += stride) *place(k) = rows.load_each(at);
+      return;
+    }
 #pragma unroll 4
     for (int k = 0; k < count; ++k, at += stride) cp_async(place(k), reinterpret_cast<const P*>(at));
   }
   __device__ __forceinline__ P read(int k) const {
     return load_words(place(k));
+  }
+  template <bool kEach>
+  __device__ __forceinline__ void store(Storage* at, const P& gradients) const {
+    rows.template store<kEach>(at, gradients);
   }
   // Calls f(k) if class c is the thread's k-th class. No thread owns a negative c. Precondition: kStep equals `step`.
   template <int kStep, class F>
@@ -91,9 +216,9 @@ struct ChooseExchangedSums<false, Compute> {
 template <bool kSmoothed, class Compute>
 using ExchangedSums = typename ChooseExchangedSums<kSmoothed, Compute>::type;
 
-// Exchange between the warps that share a tile: sums per warp and per block, and coefficients per row. For each row of
-// a lane, the slots of the 32 lanes are contiguous. The arrays consist of words, because the types may have
-// constructors.
+// Exchange between the warps that share a tile: sums per warp and per block, and coefficients per row, in the slots of
+// OwnRows. Lane l of the i-th warp evaluates the row whose slot is 32 i + l. The arrays consist of words, because the
+// types may have constructors.
 template <class Program, int kVecSize, int kWarps, int kClusterSize>
 struct TileExchange {
   using Compute = typename Program::Compute;
@@ -105,7 +230,7 @@ struct TileExchange {
 
   static __device__ __forceinline__ Part* of_warps() {
     alignas(16) __shared__ unsigned words[kWarps * kRows * kPartWords];
-    return reinterpret_cast<Part*>(words) + threadIdx.x % kWarp;
+    return reinterpret_cast<Part*>(words);
   }
   static __device__ __forceinline__ Part* of_blocks(int buffer) {
     alignas(16) __shared__ unsigned words[2 * kClusterSize * kRows * kPartWords];
@@ -113,12 +238,13 @@ struct TileExchange {
   }
   static __device__ __forceinline__ Coeffs* coeffs() {
     alignas(16) __shared__ unsigned words[kRows * kCoeffWords];
-    return reinterpret_cast<Coeffs*>(words) + threadIdx.x % kWarp;
+    return reinterpret_cast<Coeffs*>(words);
   }
-  static __device__ __forceinline__ void put(const Sums (&own)[kVecSize]) {
+  template <class Rows>
+  static __device__ __forceinline__ void put(const Rows& rows, const Sums (&own)[kVecSize]) {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      of_warps()[(threadIdx.x / kWarp * kVecSize + i) * kWarp] = exchanged_sums(own[i]);
+      of_warps()[threadIdx.x / kWarp * kRows + rows.slot(i)] = exchanged_sums(own[i]);
     }
   }
   // Combines the sums of kCount parts in order; the parts are `apart` slots from each other.
@@ -256,7 +382,8 @@ __device__ __forceinline__ void sum_of_classes(const Program& program, const Cla
 
 // Writes the gradients of one class of a thread's rows to `to`. kKeeps: x holds exponentials. kMasked: the gradients of
 // the labels are written elsewhere. kSelects: some rows may have gradients of 0 whatever their logits are (all_zero).
-template <bool kKeeps, bool kMasked, bool kSelects, class Classes, int kVecSize, class Program,
+// kEach: gradients are stored one by one.
+template <bool kKeeps, bool kMasked, bool kSelects, bool kEach, class Classes, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_class(const Program& program, const Classes& own, int k,
                                             typename Program::Gradient* to, const int (&labels)[kVecSize],
@@ -278,11 +405,11 @@ __device__ __forceinline__ void store_class(const Program& program, const Classe
     if constexpr (Program::kCapped) g[i] *= slopes[i];
     if constexpr (kSelects) g[i] = all_zero[i] ? Compute(0) : g[i];
   }
-  store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
+  own.template store<kEach>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
 }
 
 // Writes the gradients of all classes of a thread. Reads logits or exponentials from shared memory.
-template <bool kKeeps, bool kMasked, bool kSelects, class Classes, int kVecSize, class Program,
+template <bool kKeeps, bool kMasked, bool kSelects, bool kEach, class Classes, int kVecSize, class Program,
           class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_staged_classes(const Program& program, const Classes& own,
                                                      const int (&labels)[kVecSize],
@@ -291,36 +418,48 @@ __device__ __forceinline__ void store_staged_classes(const Program& program, con
   auto* to = own.to;
 #pragma unroll 4
   for (int k = 0; k < own.count; ++k, to += own.gradient_stride) {
-    store_class<kKeeps, kMasked, kSelects>(program, own, k, to, labels, own.read(k), coeffs, all_zero);
+    store_class<kKeeps, kMasked, kSelects, kEach>(program, own, k, to, labels, own.read(k), coeffs, all_zero);
   }
 }
 
+// Classes of the labels of a thread's rows, or an InactiveClass. `loads` are those of the rows' labels.
+template <class Rows, class Program>
+__device__ __forceinline__ void active_classes(const Program& program, const Rows& rows,
+                                               const LaneLabels<Rows::kVecSize, Program>& loads,
+                                               int (&labels)[Rows::kVecSize]) {
+  loads.active_classes(program, rows.end, labels);
+#pragma unroll
+  for (int i = 0; Rows::kStaggered && i < Rows::kVecSize; ++i) labels[i] = i < rows.begin ? kNoLoss : labels[i];
+}
+
 // Evaluates a tile and writes its gradients. Returns the sum of the values of the rows that this thread evaluates.
-// `count` is kVecSize, or 0 if the lane has no rows; `visits` is the number of earlier calls. Preconditions: all
-// threads of the group call it together, the first time after group.cluster_start().
-template <bool kGradient, int kVecSize, int kWarps, class Group, class Program, class Scale>
-__device__ __forceinline__ double visit_tile(const Program& program, const Group& group, int64 row, int count,
+// `visits` is the number of earlier calls. Preconditions: all threads of the group call it together, the first time
+// after group.cluster_start().
+template <bool kGradient, int kVecSize, int kWarps, bool kStaggered, class Group, class Program, class Scale>
+__device__ __forceinline__ double visit_tile(const Program& program, const Group& group, const ColumnTile& tile,
                                              unsigned visits, Scale& scale) {
   using Compute = typename Program::Compute;
   using Input = typename Program::Input;
   using Sums = RowSums<Compute, Program::kSmoothed>;
   using Exchange = TileExchange<Program, kVecSize, kWarps, Group::kClusterSize>;
-  using Classes = TileClasses<Input, kVecSize>;
+  using Rows = OwnRows<kVecSize, kStaggered>;
+  using Classes = TileClasses<Input, Rows>;
   static_assert(kSameType<Input, typename Program::Gradient>, "gradients have the layout of logits");
   static_assert(kVecSize <= kWarps, "a warp evaluates one row of each lane");
   constexpr bool kKeeps = kGradient && !Program::kCapped && kSameType<Input, Compute>;
   constexpr bool kMasks = !Program::kCapped && !Program::kSmoothed;
   constexpr int kStep = kWarps * Group::kClusterSize;
-  const int warp = threadIdx.x / kWarp;
-  int64 offset[kRowStreams];
-  program.space.offsets(row, offset);
-  const Classes own(group, program, offset);
+  static_assert(!kStaggered || kStep % kVecSize == 0, "all classes of a warp begin at the same place of a vector");
+  static_assert(!kStaggered || !Program::kInPlace, "a tile reads rows whose gradients another one writes");
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const Rows rows(program, tile, group.thread_rank() / kWarp);
+  const Classes own(group, program, rows);
   LaneLabels<kVecSize, Program> loads;
-  loads.read(program, offset, count);
+  loads.read(program, rows.offset, rows.end, 1, rows.begin);
   // In flight while labels and their logits arrive.
   own.copy_in();
   int labels[kVecSize];
-  loads.active_classes(program, count, labels);
+  active_classes(program, rows, loads, labels);
   Compute z[kVecSize];
   Sums sums[kVecSize];
 #pragma unroll
@@ -328,18 +467,44 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
     z[i] = Compute(0);
     sums[i] = Sums::empty();
     // Must be loaded before any block of the cluster writes gradients, which may overwrite the logits.
-    if ((Program::kSmoothed || i == warp) && labels[i] >= 0) {
-      const int64 at = offset[kLogits] + i * program.space.at.stride[kLogits][0];
+    if ((Program::kSmoothed || (!kStaggered && i == warp)) && labels[i] >= 0) {
+      const int64 at = rows.offset[kLogits] + i * program.space.at.stride[kLogits][0];
       z[i] = program.logit.value(widen<Compute>(program.input[at + labels[i] * program.space.class_stride[kLogits]]));
+    }
+  }
+  // The row of the tile that this thread evaluates, its label and the label's logit. `counts`: its value is the tile's.
+  int evaluated = lane * kVecSize + warp;
+  const bool counts = warp < kVecSize && evaluated < tile.rows;
+  bool evaluates = counts;
+  if (kStaggered && evaluated > (kWarp - 1) * kVecSize) {
+    evaluated -= kWarp * kVecSize;
+    evaluates = warp < kVecSize && tile.before > 0;
+  }
+  typename Program::LabelLoad load = {};
+  Compute target_logit = Compute(0);
+  if constexpr (kStaggered) {
+    if (evaluates) {
+      int64 offset[kRowStreams];
+      program.space.offsets(tile.row + evaluated, offset);
+      load = program.load_label(offset);
+      const int c = program.template active_class<int>(load);
+      if (c >= 0) target_logit = program.logit.value(widen<Compute>(program.raw(offset, c)));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      if (i != warp) continue;
+      load = loads.label_load[i];
+      target_logit = z[i];
     }
   }
   cp_async_wait_all();
   sum_of_classes<kKeeps, kMasks, kStep>(program, own, labels, z, sums);
-  Exchange::put(sums);
+  Exchange::put(rows, sums);
   __syncthreads();
   Sums whole = Sums::empty();
   if (warp < kVecSize)
-    whole = Exchange::template combined<kWarps>(Exchange::of_warps() + warp * kWarp, Exchange::kRows);
+    whole = Exchange::template combined<kWarps>(Exchange::of_warps() + warp * kWarp + lane, Exchange::kRows);
   if constexpr (Group::kClusterSize > 1) {
     const int buffer = visits & 1;
     if (visits == 0) cluster_wait();
@@ -352,20 +517,22 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
     }
   }
   double total = 0.0;
-#pragma unroll
-  for (int i = 0; i < kVecSize; ++i) {
-    if (i != warp) continue;
+  if (warp < kVecSize) {
     RowTarget<Compute> t;
+    if constexpr (kStaggered) {
+      program.space.offsets(tile.row + evaluated, t.offset);
+    } else {
 #pragma unroll
-    for (int s = 0; s < kRowStreams; ++s) t.offset[s] = offset[s] + i * program.space.at.stride[s][0];
-    program.validate_label(t, loads.label_load[i]);
-    t.active &= i < count;
-    t.invalid_label &= i < count;
-    const RowResult<Compute> y = program.finish(t, z[i], whole, i < count && group.block_rank() == 0);
-    total = static_cast<double>(y.value);
+      for (int s = 0; s < kRowStreams; ++s) t.offset[s] = rows.offset[s] + warp * program.space.at.stride[s][0];
+    }
+    program.validate_label(t, load);
+    t.active &= evaluates;
+    t.invalid_label &= evaluates;
+    const RowResult<Compute> y = program.finish(t, target_logit, whole, counts && group.block_rank() == 0);
+    if (counts) total = static_cast<double>(y.value);
     GradCoeffs<Compute> coeffs = y.grad_coeffs;
     if (kGradient && t.active) scale_grad_coeffs(program, coeffs, grad_factor(scale, t.offset));
-    Exchange::coeffs()[i * kWarp] = coeffs;
+    Exchange::coeffs()[warp * kWarp + lane] = coeffs;
   }
   // The next tile stores its sums after this barrier, and its coefficients after its own first barrier.
   __syncthreads();
@@ -374,8 +541,8 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
     bool all_zero[kVecSize], any_zero = false;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      coeffs[i] = Exchange::coeffs()[i * kWarp];
-      all_zero[i] = coeffs[i].all_zero();
+      coeffs[i] = Exchange::coeffs()[rows.slot(i)];
+      all_zero[i] = coeffs[i].all_zero() && (!kStaggered || rows.has(i));
       any_zero |= all_zero[i];
       if constexpr (kKeeps) {
         // Exponentials are relative to the maximum of the thread's own classes.
@@ -386,11 +553,14 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
     }
     // A warp whose lanes took both branches would write each class twice, a part of its sectors each time.
     any_zero = __any_sync(0xffffffffu, any_zero) != 0;
-    if (count <= 0) return total;
-    if (any_zero) {
-      store_staged_classes<kKeeps, kMasks, true>(program, own, labels, coeffs, all_zero);
+    const bool any_each = kStaggered && __any_sync(0xffffffffu, rows.written && !rows.in_memory) != 0;
+    if (!rows.written) return total;
+    if (any_each) {
+      store_staged_classes<kKeeps, kMasks, true, kStaggered>(program, own, labels, coeffs, all_zero);
+    } else if (any_zero) {
+      store_staged_classes<kKeeps, kMasks, true, false>(program, own, labels, coeffs, all_zero);
     } else {
-      store_staged_classes<kKeeps, kMasks, false>(program, own, labels, coeffs, all_zero);
+      store_staged_classes<kKeeps, kMasks, false, false>(program, own, labels, coeffs, all_zero);
     }
     if constexpr (kMasks) {
 #pragma unroll
@@ -405,12 +575,12 @@ __device__ __forceinline__ double visit_tile(const Program& program, const Group
 }
 
 // Reader with the interface of TwoPassReader. Each worker, a block or a cluster, processes every workers()-th chunk.
-template <int kVecSize, int kWarps>
+template <int kVecSize, int kWarps, bool kStaggered>
 struct TileReader {
   template <bool kGradient, class Group, class Program, class Scale>
   static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
                                                const Workspace& work) {
-    const int64 vectors = program.space.rows / kVecSize, tiles = (vectors + kWarp - 1) / kWarp;
+    const ColumnTiles<kVecSize, kStaggered> tiles(program.space);
     unsigned visits = 0;
     SyncState sync{0, 0};
     if (group.worker() < chunks) group.cluster_start();
@@ -418,11 +588,8 @@ struct TileReader {
     for (int64 chunk = group.worker(); chunk < chunks; chunk += group.workers()) {
       double total = 0.0;
 #pragma unroll 1
-      for (int64 tile = chunk; tile < tiles; tile += chunks) {
-        const int64 vector = tile * kWarp + threadIdx.x % kWarp;
-        const bool exists = vector < vectors;
-        total += visit_tile<kGradient, kVecSize, kWarps>(program, group, exists ? vector * kVecSize : 0,
-                                                         exists ? kVecSize : 0, visits++, scale);
+      for (int64 tile = chunk; tile < tiles.count; tile += chunks) {
+        total += visit_tile<kGradient, kVecSize, kWarps, kStaggered>(program, group, tiles[tile], visits++, scale);
       }
       // Used between the exchanges of two tiles, whose barriers separate one use from the next.
       __shared__ double of_warp[kVecSize];

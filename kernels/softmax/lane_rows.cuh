@@ -49,23 +49,44 @@ struct WarpTiles {
   }
 };
 
+// Tiles of kRows neighbouring rows, in the order of the rows. A tile at the end of the inner dimension has fewer rows.
+template <int kRows>
+struct InnerTiles {
+  int64 inner, of_inner, count;  // rows and tiles of the inner dimension, and all tiles
+  struct Tile {
+    int64 row;            // the first one
+    int64 before, after;  // rows of the inner dimension before it, and from it on
+  };
+
+  template <class Space>
+  __device__ __forceinline__ explicit InnerTiles(const Space& space)
+      : inner(Space::kOneDimension ? space.rows : space.at.size[0]),
+        of_inner((inner + kRows - 1) / kRows),
+        count(space.rows / inner * of_inner) {
+  }
+  __device__ __forceinline__ Tile operator[](int64 tile) const {
+    const int64 outer = quotient(tile, of_inner), before = (tile - outer * of_inner) * kRows;
+    return {outer * inner + before, before, inner - before};
+  }
+};
+
 // Labels and masks of a lane's rows, as loaded.
 template <int kVecSize, class Program>
 struct LaneLabels {
   // Labels of rows that do not exist stay 0: the branchless evaluation reads them too.
   typename Program::LabelLoad label_load[kVecSize] = {};
 
-  // Loads the labels of the first `count` rows of kVecSize: the row at `offset`, and further ones `apart` rows from
-  // each other.
+  // Loads the labels of rows [begin, count) of kVecSize. Row 0 is at `offset`, and rows are `apart` rows from each
+  // other.
   __device__ __forceinline__ void read(const Program& program, const int64 (&offset)[kRowStreams], int count,
-                                       int apart = 1) {
+                                       int apart = 1, int begin = 0) {
     auto* label = program.labels + offset[kLabels];
     auto* mask = program.mask;
     if constexpr (Program::kMasked) mask += offset[kRowMask];
     const auto& step = program.space.at.stride;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      if (i < count) label_load[i] = program.load_label(label, mask);
+      if (i >= begin && i < count) label_load[i] = program.load_label(label, mask);
       label += apart * step[kLabels][0];
       if constexpr (Program::kMasked) mask += apart * step[kRowMask][0];
     }

@@ -424,8 +424,8 @@ struct PairedRowsReader {
                                                int64 chunks, const Workspace& work) {
     using Tile = PairedTile<typename Program::Input, kVecSize, kClasses, kAlternates, kAlike, kInWords>;
     constexpr int kRows = Tile::kRows;
-    const int64 rows = program.space.rows, inner = Program::Space::kOneDimension ? rows : program.space.at.size[0];
-    const int64 tiles_of_inner = (inner + kRows - 1) / kRows, tiles = rows / inner * tiles_of_inner;
+    const int64 rows = program.space.rows;
+    const InnerTiles<kRows> tiles(program.space);
     const int lane_row = 2 * Tile::lane();
     int64 last[kRowStreams];
     program.space.offsets(rows - 1, last);
@@ -434,9 +434,9 @@ struct PairedRowsReader {
       double total = 0.0;
       // Finds the first row of a tile and the number of its rows that exist, which is 0 past the last tile.
       const auto find = [&](int64 tile, int64& row, int& left) {
-        const int64 outer = quotient(tile, tiles_of_inner), first = (tile - outer * tiles_of_inner) * kRows;
-        left = tile >= tiles ? 0 : inner - first >= kRows ? kRows : static_cast<int>(inner - first);
-        row = left > 0 ? outer * inner + first : 0;
+        const auto found = tiles[tile];
+        left = tile >= tiles.count ? 0 : found.after >= kRows ? kRows : static_cast<int>(found.after);
+        row = left > 0 ? found.row : 0;
       };
       // Labels are loaded one step ahead. Offsets are computed twice: kept, they would take registers in all passes.
       LaneLabels<kVecSize, Program> ahead;
@@ -449,7 +449,7 @@ struct PairedRowsReader {
       };
       read_labels(chunk);
 #pragma unroll 1
-      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+      for (int64 tile = chunk; tile < tiles.count; tile += chunks) {
         const LaneLabels<kVecSize, Program> now = ahead;
         read_labels(tile + chunks);
         int64 row, offset[kRowStreams];

@@ -400,8 +400,7 @@ struct InterleavedRowsReader {
                                                int64 chunks, const Workspace& work) {
     using Source = StridedRows<typename Program::Input, kVecSize, true, kClasses, kThreads, true>;
     constexpr int kTile = kVecSize * kWarp;
-    const int64 rows = program.space.rows, inner = Program::Space::kOneDimension ? rows : program.space.at.size[0];
-    const int64 tiles_of_inner = (inner + kTile - 1) / kTile, tiles = rows / inner * tiles_of_inner;
+    const InnerTiles<kTile> tiles(program.space);
     for_each_chunk(group, scale, chunks, work, [&](int chunk) {
       double total = 0.0;
       // Offsets and labels are loaded one step ahead.
@@ -409,19 +408,18 @@ struct InterleavedRowsReader {
       int next_count = 0;
       LaneLabels<kVecSize, Program> ahead;
       const auto advance = [&](int64 tile) {
-        const int64 outer = quotient(tile, tiles_of_inner),
-                    first = (tile - outer * tiles_of_inner) * kTile + group.row_slot();
-        const int64 left = inner - first;
-        next_count = tile >= tiles || left <= 0 ? 0
-                     : left >= kTile            ? kVecSize
-                                                : static_cast<int>((left + kWarp - 1) / kWarp);
-        next_row = next_count > 0 ? outer * inner + first : 0;
+        const auto found = tiles[tile];
+        const int64 left = found.after - group.row_slot();
+        next_count = tile >= tiles.count || left <= 0 ? 0
+                     : left >= kTile                  ? kVecSize
+                                                      : static_cast<int>((left + kWarp - 1) / kWarp);
+        next_row = next_count > 0 ? found.row + group.row_slot() : 0;
         program.space.offsets(next_row, next);
         ahead.read(program, next, next_count, kWarp);
       };
       advance(chunk);
 #pragma unroll 1
-      for (int64 tile = chunk; tile < tiles; tile += chunks) {
+      for (int64 tile = chunk; tile < tiles.count; tile += chunks) {
         const LaneLabels<kVecSize, Program> now = ahead;
         const int count = next_count;
         const int64 row = next_row;

@@ -381,6 +381,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("rows, column_tiles",),
     ),
     Mutant(
+        "rows before a staggered tile counted by it, too",
+        "kernels/softmax/column_tiles.cuh",
+        "visit_tile",
+        r"if \(counts\) total",
+        "total",
+        ("rows, staggered",),
+    ),
+    Mutant(
+        "gradients of rows before a staggered tile left out",
+        "kernels/softmax/column_tiles.cuh",
+        "OwnRows",
+        r"first >= -skew",
+        "first >= 0",
+        ("rows, staggered",),
+    ),
+    Mutant(
         "gradients written before their rows are evaluated",
         COLUMN_SLICES,
         "wait",

@@ -142,6 +142,7 @@ class SoftmaxKernel(Kernel):
         partial: True if a row has fewer vectors than all its lanes can hold, in second derivatives in registers.
         step: Class stride, in elements, of logits that warps copy together with small gaps; 0 otherwise.
         padded: True if such rows are padded in shared memory.
+        staggered: As in `RowLayout`.
     """
 
     loss: SoftmaxLoss
@@ -178,6 +179,7 @@ class SoftmaxKernel(Kernel):
     partial: bool = False
     step: int = 0
     padded: bool = False
+    staggered: bool = False
 
     @property
     def companions(self) -> tuple[str, ...]:
@@ -659,7 +661,8 @@ class _Indices:
         if kernel.layout == "columns":
             return "SubwarpGroup group{1}", f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}>"
         if kernel.layout == "column_tiles":
-            return f"ClusterGroup<{kernel.cluster}> group", f"TileReader<{kernel.vec_size}, {kernel.warps}>"
+            shape = f"{kernel.vec_size}, {kernel.warps}, {_bool(kernel.staggered)}"
+            return f"ClusterGroup<{kernel.cluster}> group", f"TileReader<{shape}>"
         if kernel.layout == "column_slices":
             shape = f"{kernel.vec_size}, {kernel.lanes}, {kernel.warps}, {kernel.per_thread}"
             return "ColumnSlices group{{}, width}", f"ColumnSliceReader<{shape}>"

@@ -294,8 +294,10 @@ TILE_WARPS = 8
 TILE_BYTES = (73 << 10, 111 << 10)
 #: Minimum bytes of a row that warps share as columns: a block with one thread per row would have few threads.
 TILE_ROW_BYTES = 192
-#: Number of rows from which on that minimum is twice as large: one thread per row then keeps a GPU busy.
+#: Number of rows from which on one thread per row keeps a GPU busy.
 TILE_MANY_ROWS = 1 << 16
+#: TILE_ROW_BYTES for as many rows, by bytes of a logit. Staggered tiles of 16 bits gain from TILE_ROW_BYTES on.
+TILE_MANY_ROW_BYTES = {2: 256, 4: 384, 8: 384}
 #: Threads that a multiprocessor has registers for in kernels of tiles.
 TILE_RESIDENT = 1024
 #: Minimum number of rows of tiles that stay in shared memory.
@@ -464,6 +466,7 @@ class RowLayout:
             other layouts. In interleaved rows of 16 bits: 1 if all classes begin in the same half of a word, 2 if every
             second class does.
         padded: True if rows that are copied with their gaps get 16 more bytes in shared memory.
+        staggered: True if the vectors of neighbouring rows begin at other rows in some classes than in others.
     """
 
     kind: str
@@ -490,6 +493,7 @@ class RowLayout:
     lanes: int = 0
     step: int = 0
     padded: bool = False
+    staggered: bool = False
 
     @property
     def slices(self) -> int:
@@ -515,7 +519,8 @@ def row_layout(
         others: Strides of labels, mask and results.
         kept: Bytes per class that stay on chip in rows that one warp processes, if more than those of its logit.
         heavy: True if more is computed than a loss.
-        shifts: True if logits may be aligned differently from their gradients where that allows wider vectors.
+        shifts: True if logits may be aligned differently from their gradients where that allows wider vectors, and a
+            tile may read logits of another one; False if gradients overwrite the logits.
         capped: True if logits have a cap.
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
@@ -528,7 +533,7 @@ def row_layout(
     shared_well = together and classes > FEW_CLASSES and vec_size * logits.itemsize >= SHIFTED_BYTES
     if shifts and not shared_well and has_small_gaps(rows, classes, (logits, gradients), sizes, strides, heavy):
         return _packed_layout(rows, classes, logits, gradients, sizes, strides, heavy, logits.class_stride)
-    arguments = rows, classes, logits, gradients, together, sizes, strides, vec_size, chip, heavy
+    arguments = rows, classes, logits, gradients, together, sizes, strides, vec_size, chip, heavy, shifts
     layout = None if gathers else _in_registers(*arguments)
     if layout is not None:
         return layout
@@ -629,6 +634,7 @@ def _in_registers(
     vec_size: int,
     chip: Chip,
     heavy: bool,
+    staggers: bool,
 ) -> RowLayout | None:
     """Returns the layout of many rows that fit into registers, or that warps share as columns; or None."""
     size = logits.itemsize
@@ -644,10 +650,13 @@ def _in_registers(
     near = _near(sizes, (strides[0], strides[1]))
     if not near and not spread_columns(rows, classes, sizes, (strides[0], strides[1])):
         return None
-    if near and tiled(rows, classes, size):
-        tile = tile_shape(rows, classes, size, vec_size, chip, heavy)
+    anywhere = near and staggers and vec_size == 1
+    most = _staggered_rows(rows, logits, gradients, sizes, strides) if anywhere else vec_size
+    if near and tiled(rows, classes, size, most > vec_size):
+        tile = tile_shape(rows, classes, size, most, chip, heavy)
         if tile:
-            return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides)
+            staggered = anywhere and tile.vec_size > 1
+            return _tile_layout(tile, rows, classes, logits, gradients, sizes, strides, staggered)
         return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
     if near and sliced(rows, classes, sizes, size):
         return _slice_layout(rows, classes, vec_size, logits, gradients, sizes, strides)
@@ -883,9 +892,10 @@ class TileShape:
     exchanged: int
 
 
-def tiled(rows: int, classes: int, size: int) -> bool:
+def tiled(rows: int, classes: int, size: int, staggered: bool = False) -> bool:
     """True if warps share rows of strided classes as columns: many rows, with too many classes for one thread."""
-    return rows >= TILE_ROWS and classes * size >= TILE_ROW_BYTES * (2 if rows >= TILE_MANY_ROWS else 1)
+    few = rows < TILE_MANY_ROWS or (staggered and size == 2)
+    return rows >= TILE_ROWS and classes * size >= (TILE_ROW_BYTES if few else TILE_MANY_ROW_BYTES[size])
 
 
 def sliced(rows: int, classes: int, sizes: Sequence[int], size: int) -> bool:
@@ -957,14 +967,39 @@ def _tile_layout(
     gradients: RowStrides,
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
+    staggered: bool,
 ) -> RowLayout:
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    units = -(-rows // (WARP * tile.vec_size))
+    units = _column_tiles(rows, sizes, tile.vec_size, staggered)
     resident = _tile_blocks(tile) * tile.warps * WARP
     return RowLayout(
         "column_tiles", tile.vec_size, 1, tile.warps * WARP, _chunks(units), 1, tile.shared, space_rank(rows, sizes),
-        words, tile.cluster, resident, warps=tile.warps,
+        words, tile.cluster, resident, warps=tile.warps, staggered=staggered,
     )  # fmt: skip
+
+
+def _column_tiles(rows: int, sizes: Sequence[int], vec_size: int, staggered: bool) -> int:
+    """Number of tiles of vectors of neighbouring rows (``ColumnTiles`` in ``kernels/softmax/column_tiles.cuh``)."""
+    if not staggered:
+        return -(-rows // (WARP * vec_size))
+    return rows // sizes[0] * -(-sizes[0] // ((WARP - 2) * vec_size))
+
+
+def _staggered_rows(
+    rows: int, logits: RowStrides, gradients: RowStrides, sizes: Sequence[int], strides: Sequence[Sequence[int]]
+) -> int:
+    """Number of neighbouring rows that can be moved at once in each class, wherever it begins; 1 if they should not be.
+
+    Rows of logits and of their gradients must begin at the same place of a vector. At most an eighth of the vectors may
+    be past the end of the inner dimension.
+    """
+    vec_size = _alike(sizes, strides[:2], (logits, gradients))
+    while vec_size > 1:
+        vectors = _column_tiles(rows, sizes, vec_size, staggered=True) * WARP
+        if (logits.class_stride - gradients.class_stride) % vec_size == 0 and 8 * vectors * vec_size <= 9 * rows:
+            break
+        vec_size //= 2
+    return vec_size
 
 
 def _slice_layout(

@@ -96,8 +96,7 @@ class SoftmaxPlan(Plan):
         self._second_in_registers: softmax_layout.RowLayout | None = None
         lay_out = self._index_layout if self.indices else self._dense_layout
         self.layout = lay_out(masks, results)
-        if self.misalignment and (self.layout.vec_size == 1 or self.layout.shifted):
-            # Sharing the misalignment gains nothing if rows still have no vectors, or are still aligned differently.
+        if self.misalignment and not self._gains_by_sharing(self.layout):
             self.misalignment = 0
             self.layout = lay_out(masks, results)
         self.misaligned = (1 if self.indices else 2) if self.misalignment else 0
@@ -187,12 +186,23 @@ class SoftmaxPlan(Plan):
         One split of a row into vectors and edge elements then serves both.
         """
         operands, dim = self.tensors[: 1 if self.indices else 2], self.static.class_dim
-        if not self.loss.softmax or self.static.has_tangent or self.classes <= softmax_layout.FEW_CLASSES:
+        if not self.loss.softmax or self.static.has_tangent:
             return 0
         if len({(x.misalignment, ITEMSIZE[x.dtype]) for x in operands}) > 1 or any(x.in_place for x in operands):
             return 0
         whole = self.input.misalignment % ITEMSIZE[self.input.dtype] == 0
-        return self.input.misalignment if whole and all(x.strides[dim] == 1 for x in operands) else 0
+        together = self.classes > softmax_layout.FEW_CLASSES and all(x.strides[dim] == 1 for x in operands)
+        columns = self.indices and self.classes > 1 and 1 in without(self.input.strides, dim)
+        return self.input.misalignment if whole and (together or columns) else 0
+
+    def _gains_by_sharing(self, layout: softmax_layout.RowLayout) -> bool:
+        """True if rows have vectors because gradients share the misalignment of the operands.
+
+        Strided classes in other layouts than staggered tiles would take longer with it (measured).
+        """
+        if self.input.strides[self.static.class_dim] == 1:
+            return layout.vec_size > 1 and not layout.shifted
+        return layout.staggered
 
     @cached_property
     def with_aligned_gradients(self) -> Plan:
@@ -285,7 +295,7 @@ class SoftmaxPlan(Plan):
             if layout in softmax_layout.IN_THREADS:
                 if layout not in ("thread_per_row", "thread_per_row_packed"):
                     threads = softmax_layout.THREADS
-                    vec_size = 1 if layout in ("packed_rows", "interleaved_rows") else vec_size
+                    vec_size = 1 if x.staggered or layout in ("packed_rows", "interleaved_rows") else vec_size
                     blocks = max(1, min(-(-self.rows // (threads * vec_size)), 8 * processors))
                 layout, per_thread = "thread_per_row", 0
             elif layout not in ("label_only", *softmax_layout.IN_TILES):
@@ -322,6 +332,7 @@ class SoftmaxPlan(Plan):
             per_thread=per_thread if layout in (x.kind, "streamed") else 0,
             edges=x.edges if layout == x.kind and stage != "from_residual" else 0, partial=x.partial,
             step=x.step if layout == x.kind else 0, padded=x.padded and layout == x.kind,
+            staggered=x.staggered and layout == x.kind,
             warps=x.warps if layout == x.kind else warps, lanes=lanes,
         )  # fmt: skip
         fixed: tuple[Any, ...] = (chunks, width, words)

@@ -37,6 +37,7 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
     ((4, 32000, 32, 32), None, 1),  # too long for shared memory
     ((16, 64, 1000), (100 * 1024, 1024, 1), 2),  # dimensions that do not merge
     ((8, 19, 65, 67), None, 1),  # interleaved
+    ((8, 300, 65, 67), None, 1),  # shared by warps, staggered
     ((16384, 10), (16, 1), 1),  # with small gaps, and padding
     ((4096, 1000), (1001, 1), 1),  # shifted
     ((8, 19, 64, 63), None, 1),
@@ -50,7 +51,7 @@ _SHAPES: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, int]] = (
 _CHIPS = (Chip(227 << 10, clusters=True), Chip())
 
 #: The shapes of the fast subset.
-_FEW = 17
+_FEW = 18
 
 
 class SoftmaxVariants(Variants):
@@ -139,7 +140,7 @@ class SoftmaxVariants(Variants):
         flags += ["gathered"] * variant.gathered + ["without the value"] * (not variant.valued)
         flags += ["counts its rows"] * variant.self_counting + ["tallies"] * variant.tallies
         flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
-        flags += ["plain"] * variant.plain
+        flags += ["plain"] * variant.plain + ["staggered"] * variant.staggered
         flags += [f"{variant.per_thread} per thread"] if variant.per_thread else []
         flags += [f"{variant.warps} warps"] if variant.warps > 1 else []
         flags += [f"{variant.lanes} lanes"] if variant.lanes else []
@@ -311,7 +312,7 @@ def entry_point(variant: SoftmaxKernel) -> Iterator[Hashable]:
 def compiled_options(variant: SoftmaxKernel) -> Iterator[Hashable]:
     """Traits: parts of the row engine with their compiled-in options."""
     yield from row_layout(variant)
-    for name in ("input", "cluster", "prefetch", "shifted", "step", "capped", "smoothed"):
+    for name in ("input", "cluster", "prefetch", "shifted", "staggered", "step", "capped", "smoothed"):
         if hasattr(variant, name):
             yield variant.indices, name, getattr(variant, name)
 
