@@ -700,10 +700,13 @@ def test_interleaved_halves_by_the_halves_of_words_that_they_begin_in() -> None:
 def test_columns_of_many_odd_rows_leave_registers_for_more_threads() -> None:
     """Lanes of few classes leave registers for more threads; many rows then have as many partial sums as warps."""
     for shape, dtype, resident, chunks in (
-        ((2, 5, 801, 803), "float32", 768, 3168),
-        ((2, 6, 801, 803), "float32", 512, 2048),
-        ((2, 15, 801, 803), "bfloat16", 768, 3168),
-        ((1, 3, 801, 803), "float32", 768, 2048),
+        ((4000, 5, 401), "float32", 768, 3168),
+        ((4000, 6, 401), "float32", 512, 2048),
+        ((4000, 15, 401), "bfloat16", 768, 3168),
+        ((2000, 3, 401), "float32", 768, 2048),
+        # Lanes of long dimensions take four rows each.
+        ((2, 5, 801, 803), "float32", 512, 2048),
+        ((2, 15, 801, 803), "bfloat16", 512, 2048),
         ((2, 3, 800, 804), "float32", 512, 2048),
     ):
         layout = of(shape, 1, dtype)

@@ -659,7 +659,10 @@ class _Indices:
             ahead = _bool(packed_buffers(kernel.per_thread) > 1)
             return "SubwarpGroup group{1}", f"PackedReader<{kernel.per_thread}, {each}, {ahead}, {words}>"
         if kernel.layout == "columns":
-            return "SubwarpGroup group{1}", f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}>"
+            return (
+                "SubwarpGroup group{1}",
+                f"ColumnReader<{kernel.vec_size}, {kernel.per_thread}, {_bool(kernel.staggered)}>",
+            )
         if kernel.layout == "column_tiles":
             shape = f"{kernel.vec_size}, {kernel.warps}, {_bool(kernel.staggered)}"
             return f"ClusterGroup<{kernel.cluster}> group", f"TileReader<{shape}>"

@@ -466,7 +466,8 @@ class RowLayout:
             other layouts. In interleaved rows of 16 bits: 1 if all classes begin in the same half of a word, 2 if every
             second class does.
         padded: True if rows that are copied with their gaps get 16 more bytes in shared memory.
-        staggered: True if the vectors of neighbouring rows begin at other rows in some classes than in others.
+        staggered: True if vectors of neighbouring rows begin at other rows in some classes than in others; in columns,
+            if the rows of a lane are a warp apart, and stores begin at other rows in some classes than in others.
     """
 
     kind: str
@@ -666,13 +667,21 @@ def _in_registers(
     lane_rows = _column_rows(rows, classes, size, vec_size)
     if not lane_rows:
         return None
-    resident, tiles = column_resident(classes, lane_rows, size), -(-rows // (WARP * lane_rows))
+    staggered = near and vec_size == 1 and sizes[0] >= INTERLEAVED_ROWS and size <= 4
+    # With smoothing or a cap, four rows of more classes spill or gain nothing.
+    staggered = staggered and (classes <= COLUMN_CLASSES or not heavy)
+    if staggered:
+        lane_rows = ROWS_PER_THREAD
+        tiles = rows // sizes[0] * -(-sizes[0] // (WARP * lane_rows))
+    else:
+        tiles = -(-rows // (WARP * lane_rows))
+    resident = column_resident(classes, lane_rows, size)
     light = resident > COLUMN_RESIDENT and rows >= MANY_COLUMNS
     threads, chunks = COLUMN_THREADS, _chunks(tiles, LIGHT_COLUMN_CHUNKS if light else WARP_CHUNKS)
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
     return RowLayout(
         "columns", lane_rows, 1, threads, chunks, threads // WARP, 0, space_rank(rows, sizes), words,
-        resident=resident, per_thread=classes,
+        resident=resident, per_thread=classes, staggered=staggered,
     )  # fmt: skip
 
 
