@@ -22,7 +22,7 @@ using Result = half_t;
 using Space = RowSpace<2>;
 using Program = RowProgram<Loss, Space, half_t, int64, Absent, Absent, half_t, false, false>;
 using Compute = Program::Compute;
-using Reader = ColumnReader<4, 5>;
+using Reader = ColumnReader<4, 5, false>;
 
 extern "C" __global__ void __launch_bounds__(256, 2)
 cross_entropy_value_f16(const half_t* input, const int64* target, float* lse, unsigned char* correct, GradCoeffs<float>* residual, double* memory, half_t* value, double label_smoothing_, double z_loss_, double gamma_, double poly_, double logit_scale, double softcap, RowStatus* status, double multiple, const double* count, int64 ignored, int64 site, int64 chunks, int width, const __grid_constant__ Space space) {
