@@ -134,8 +134,8 @@ SIZES: Mapping[str, tuple[str, int, Sequence[tuple[int, ...]]]] = {
     "packed_rows of halves": ("bfloat16", 1, [(33, 2), (300, 3), (31, 16), (65, 64), (129, 10)]),
     "packed_rows of doubles": ("float64", 1, [(3, 2), (300, 3), (33, 55)]),
     "columns": ("float32", 1, [(1, 2, 4), (3, 5, 4, 8), (2, 8, 132)]),
-    "columns, odd": ("float64", 1, [(2, 7, 5, 31), (1, 3, 1, 3)]),
-    "columns, staggered": ("float32", 1, [(2, 3, 643), (1, 3, 1, 3)]),
+    "columns, odd": ("float64", 1, [(2, 3, 5, 31), (2, 3, 3)]),
+    "columns, staggered": ("float32", 1, [(2, 3, 643)]),
     "columns, staggered of halves": ("float16", 1, [(3, 5, 531)]),
     "columns of halves": ("bfloat16", 1, [(1, 2, 8), (3, 6, 40)]),
     "columns of doubles": ("float64", 0, [(2, 2), (8, 64)]),
@@ -265,17 +265,16 @@ def test_staggered_tiles(
     given = given._replace(target=some)
     infinite = given.input.masked_fill((some == -100).unsqueeze(1), float("inf"))
     with few_rows_are_many(), noted_layouts() as found:
-        agrees_with_truth(given, "none", label_smoothing=0.1, weight=weights(shape[1]))
-        agrees_with_truth(given, "sum", softcap=3.0)
+        agrees_with_truth(given, "none", label_smoothing=0.1, weight=weights(shape[1]), softcap=3.0)
         agrees_with_truth(given, "mean")
         leaves = [placed(x, place).requires_grad_() for x in (given.input, infinite)]
         values = [F.cross_entropy(x, some) for x in leaves]
+        # The kernel that overwrites the logits takes single rows.
+        leaf = given.input.contiguous().requires_grad_()
+        over, beside = (F.cross_entropy(leaf + 0, some, inplace_backward=x) for x in (True, False))
     assert {(x.kind, x.staggered) for x in found} == {("column_tiles", True)}
     assert GPU or {x.vec_size for x in found} == widths
     assert same_bits(*values) and same_bits(*map(gradient, values, leaves))
-    # A kernel that overwrites the logits processes rows one by one.
-    leaf = given.input.contiguous().requires_grad_()
-    over, beside = (F.cross_entropy(leaf + 0, given.target, inplace_backward=x) for x in (True, False))
     assert torch.allclose(gradient(over, leaf), gradient(beside, leaf), rtol=0.01, atol=1e-5)
 
 
