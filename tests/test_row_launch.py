@@ -185,9 +185,9 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert classes * size * layout.threads == layout.shared <= SHARED_BYTES
     elif layout.kind == "columns":
         assert layout.per_thread == classes and layout.threads == COLUMN_THREADS
-    # In all classes of a warp, vectors begin at the same rows.
-    assert not layout.staggered or (layout.vec_size > 1 and layout.warps * layout.cluster % layout.vec_size == 0)
     if layout.kind == "column_tiles":
+        # In all classes of a warp, vectors begin at the same rows.
+        assert not layout.staggered or layout.warps * layout.cluster % layout.vec_size == 0
         # A warp evaluates one row of a vector.
         assert layout.threads == layout.warps * WARP and layout.vec_size <= layout.warps
         assert layout.shared * layout.cluster >= classes * WARP * vector and layout.shared < chip.shared

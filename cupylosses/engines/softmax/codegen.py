@@ -212,6 +212,7 @@ class SoftmaxKernel(Kernel):
             "prefetch",
             "shifted",
             "gathered",
+            "staggered",
             "partial",
             "padded",
         )

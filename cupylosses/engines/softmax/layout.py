@@ -467,7 +467,7 @@ class RowLayout:
             second class does.
         padded: True if rows that are copied with their gaps get 16 more bytes in shared memory.
         staggered: True if vectors of neighbouring rows begin at other rows in some classes than in others; in columns,
-            if the rows of a lane are a warp apart, and stores begin at other rows in some classes than in others.
+            if the rows of a lane are a warp apart for that reason.
     """
 
     kind: str
