@@ -160,7 +160,11 @@ struct TileClasses {
     stride = step * program.space.class_stride[kLogits];
     gradient_stride = step * program.space.class_stride[kGradients];
     from = program.input + rows.offset[kLogits] + first * program.space.class_stride[kLogits];
-    to = program.gradients + rows.offset[kGradients] + first * program.space.class_stride[kGradients];
+    to = program.gradients;
+    // Offsets of rows before the tile may be negative; without gradients the pointer is null.
+    if (!Rows::kStaggered || to != nullptr) {
+      to += rows.offset[kGradients] + first * program.space.class_stride[kGradients];
+    }
   }
   __device__ __forceinline__ int class_of(int k) const {
     return first + k * step;
