@@ -672,7 +672,7 @@ def _in_registers(
     staggered = staggered and (classes <= COLUMN_CLASSES or not heavy)
     if staggered:
         lane_rows = ROWS_PER_THREAD
-        tiles = rows // sizes[0] * -(-sizes[0] // (WARP * lane_rows))
+        tiles = _inner_tiles(rows, sizes, WARP * lane_rows)
     else:
         tiles = -(-rows // (WARP * lane_rows))
     resident = column_resident(classes, lane_rows, size)
@@ -814,7 +814,7 @@ def _interleaved_layout(
     size, each = logits.itemsize, interleaved_rows(rows, classes, logits.itemsize)
     threads = interleaved_threads(classes, each, size)
     words = space_words(rows, classes, (logits.class_stride, gradients.class_stride, 0, 0, 0, 0), sizes, strides)
-    units = rows // sizes[0] * -(-sizes[0] // (WARP * each))
+    units = _inner_tiles(rows, sizes, WARP * each)
     chunks = _chunks(units, INTERLEAVED_CHUNKS)
     halves = _between_halves(logits, gradients, sizes, strides) if size == 2 else set()
     return RowLayout(
@@ -991,7 +991,12 @@ def _column_tiles(rows: int, sizes: Sequence[int], vec_size: int, staggered: boo
     """Number of tiles of vectors of neighbouring rows (``ColumnTiles`` in ``kernels/softmax/column_tiles.cuh``)."""
     if not staggered:
         return -(-rows // (WARP * vec_size))
-    return rows // sizes[0] * -(-sizes[0] // ((WARP - 2) * vec_size))
+    return _inner_tiles(rows, sizes, (WARP - 2) * vec_size)
+
+
+def _inner_tiles(rows: int, sizes: Sequence[int], of_tile: int) -> int:
+    """Number of tiles of ``of_tile`` rows that end with the inner dimension (``InnerTiles`` in ``kernels/softmax``)."""
+    return rows // sizes[0] * -(-sizes[0] // of_tile)
 
 
 def _staggered_rows(

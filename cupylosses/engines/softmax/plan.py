@@ -96,7 +96,7 @@ class SoftmaxPlan(Plan):
         self._second_in_registers: softmax_layout.RowLayout | None = None
         lay_out = self._index_layout if self.indices else self._dense_layout
         self.layout = lay_out(masks, results)
-        if self.misalignment and not self._gains_by_sharing(self.layout):
+        if self.misalignment and not self._gains_by_sharing():
             self.misalignment = 0
             self.layout = lay_out(masks, results)
         self.misaligned = (1 if self.indices else 2) if self.misalignment else 0
@@ -195,14 +195,14 @@ class SoftmaxPlan(Plan):
         columns = self.indices and self.classes > 1 and 1 in without(self.input.strides, dim)
         return self.input.misalignment if whole and (together or columns) else 0
 
-    def _gains_by_sharing(self, layout: softmax_layout.RowLayout) -> bool:
+    def _gains_by_sharing(self) -> bool:
         """True if rows have vectors because gradients share the misalignment of the operands.
 
         Strided classes in other layouts than staggered tiles would take longer with it (measured).
         """
         if self.input.strides[self.static.class_dim] == 1:
-            return layout.vec_size > 1 and not layout.shifted
-        return layout.staggered
+            return self.layout.vec_size > 1 and not self.layout.shifted
+        return self.layout.staggered
 
     @cached_property
     def with_aligned_gradients(self) -> Plan:
