@@ -16,7 +16,7 @@ With --full, or if you choose a dtype, reduction, layout or shape, each check ha
 of the representative losses, and enough checks of the others to cover each dtype, set of parameters, reduction and
 layout. Any selection that you name runs in full, and --everything runs the full product. Losses of rows of logits have
 checks for each kind of target; their layouts are the ways to assign threads to rows: subwarp, block, cluster, two_pass,
-thread_per_row_packed, thread_per_row, packed_rows, columns, copied, label_only_rows, label_only_tiles,
+windowed, thread_per_row_packed, thread_per_row, packed_rows, columns, copied, label_only_rows, label_only_tiles,
 label_only_few, label_only_columns.
 
 The first line of output names the device: the GPU; without a GPU but with a C++ compiler, the CPU executing the same

@@ -602,7 +602,7 @@ def test_every_row_is_right_and_written_down(compare: Compare, tmp_path: Path) -
         "block",
         "cluster",
         "columns",
-        "two_pass",
+        "windowed",
         "thread_per_row",
         "packed_rows",
         "copied",

@@ -348,7 +348,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, subwarp": terms(row_properties.agrees_with_truth, "distillation_loss, mixed", "subwarp"),
     "dense, block": terms(row_properties.agrees_with_truth, "cross_entropy", "block"),
     "dense, cluster": terms(row_properties.agrees_with_truth, "cross_entropy", "block, cluster"),
-    "dense, two_pass": terms(row_properties.agrees_with_truth, "cross_entropy", "two_pass"),
+    "dense, windowed": terms(row_properties.agrees_with_truth, "distillation_loss, mixed", "windowed"),
     "dense, packed": terms(row_properties.agrees_with_truth, "cross_entropy", "packed_rows"),
     "dense, thread_per_row": terms(row_properties.agrees_with_truth, "cross_entropy", "thread_per_row"),
     "dense, shared by warps": terms(row_properties.agrees_with_truth, "cross_entropy", "columns, shared by warps"),

@@ -140,11 +140,11 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
     assert layout.vec_size in (1, 2, 4, 8)
     assert layout.threads % WARP == 0
     assert layout.warps > 1 or layout.threads & (layout.threads - 1) == 0
-    large = layout.warps > 1 or layout.kind in ("block", "two_pass")
+    large = layout.warps > 1 or layout.kind in ("block", "two_pass", "windowed")
     assert layout.threads <= (chip.threads if large else THREADS)
     assert layout.chunks >= 1 and (layout.chunks <= MAX_CHUNKS or layout.kind == "column_slices")
     assert layout.cluster in (1, 2, 4, ODD_CLUSTER, 8) if chip.clusters else layout.cluster == 1
-    assert layout.cluster == 1 or layout.kind in ("block", "two_pass", "column_tiles")
+    assert layout.cluster == 1 or layout.kind in ("block", "two_pass", "windowed", "column_tiles")
     unit = {"subwarp": layout.width}.get(layout.kind, layout.threads) * layout.cluster
     if layout.kind in ("subwarp", "block"):
         # Every thread has places for as many vectors as the busiest one. If warps share a shifted row, each warp has
@@ -153,7 +153,7 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         places, rest = divmod(layout.shared, (layout.threads + more) * vector)
         assert rest == 0 and unit * places * layout.vec_size >= classes - classes % layout.vec_size
         assert layout.shared <= chip.shared - DECLARED_BYTES
-    if layout.kind in ("subwarp", "block", "two_pass"):
+    if layout.kind in ("subwarp", "block", "two_pass", "windowed"):
         # Each edge element has a thread, which may process several of them in rows with class indices.
         each = max(1, layout.edges)
         assert each * unit >= 2 * (layout.vec_size - 1) or classes % layout.vec_size == 0
@@ -169,10 +169,14 @@ def fits(layout: RowLayout, classes: int, size: int, chip: Chip, alone: bool = F
         assert (classes | 1) * vector * layout.threads == layout.shared <= SHARED_BYTES
     if layout.kind == "two_pass":
         assert layout.shared == 0
+    if layout.kind == "windowed":
+        window = layout.per_thread
+        assert window >= 2 and window & (window - 1) == 0 and layout.threads == layout.warps * WARP
+        assert window * layout.threads * vector == layout.shared <= chip.shared - DECLARED_BYTES
     written = ("label_only_rows", "label_only_tiles", "label_only_few")
     if layout.kind in ("packed_rows", *written) or (layout.kind == "columns" and alone):
         assert layout.per_thread > 0
-    elif layout.kind not in ("thread_per_row", "interleaved_rows"):
+    elif layout.kind not in ("thread_per_row", "interleaved_rows", "windowed"):
         assert layout.per_thread == 0
     if layout.kind == "packed_rows":
         assert WARP <= layout.threads <= PACKED_THREADS and layout.per_thread == classes
@@ -775,7 +779,39 @@ def test_blocks_that_share_a_multiprocessor_take_rows_with_a_target_per_class() 
         return found.threads, found.cluster
 
     assert blocks(32000, 2) == (256, 2) and blocks(16000, 4) == (256, 2) and blocks(8000, 8) == (256, 2)
-    assert blocks(50256, 2) == (512, 2) and blocks(18776, 8) == (512, 4)
+    assert blocks(65536, 2) == (256, 4) and blocks(32000, 4) == (256, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "itemsize", "affine", "expected"),
+    [
+        (4096, 50257, 2, True, ("windowed", 256, 2, 8)),
+        (2048, 128256, 2, True, ("windowed", 256, 4, 8)),
+        (1024, 256000, 2, True, ("windowed", 256, 8, 8)),
+        (4096, 65536, 2, False, ("windowed", 256, 1, 8)),
+        (2048, 128256, 2, False, ("windowed", 256, 2, 8)),
+        (4096, 32000, 4, False, ("block", 256, 4, 0)),
+        (300, 128256, 2, True, ("windowed", 256, 2, 8)),
+        (256, 128256, 2, True, ("windowed", 512, 1, 4)),
+        (64, 128256, 2, True, ("windowed", 512, 2, 4)),
+        (16, 128256, 2, True, ("block", 512, 8, 0)),
+    ],
+)
+def test_long_rows_with_a_target_per_class_keep_a_window(
+    rows: int, classes: int, itemsize: int, affine: bool, expected: tuple[str, int, int, int]
+) -> None:
+    """An affine term is bound by memory, so that more blocks share a row; few rows take more threads."""
+    operand = contiguous_or_apart(rows, classes, itemsize, False)
+    found = softmax_layout.dense_layout((rows,), classes, [operand] * 4, [(1,)] * 2, CHIPS[0], affine)
+    assert (found.kind, found.threads, found.cluster, found.per_thread) == expected
+
+
+def test_windows_of_rows_fit_into_little_shared_memory() -> None:
+    """Three blocks fit. Without clusters, a block has a row alone."""
+    operand = contiguous_or_apart(4096, 128256, 2, False)
+    found = [softmax_layout.dense_layout((4096,), 128256, [operand] * 4, [(1,)] * 2, x, True) for x in CHIPS]
+    assert [(x.kind, x.cluster) for x in found] == [("windowed", 4), ("windowed", 1), ("windowed", 1)]
+    assert all(3 * x.shared <= chip.shared for x, chip in zip(found, CHIPS, strict=True))
 
 
 @pytest.mark.parametrize(("itemsize", "classes"), [(2, 48), (4, 80), (8, 80)])

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.kernels
 #: A loss with probabilities, and one with a teacher.
 FEW = ("cross_entropy", "distillation_loss, mixed")
 
-#: A loss for each layout, in turn. The slow rows of `two_pass` have the loss with the fewest arrays.
+#: A loss for each layout, in turn.
 LOSS_OF_LAYOUT = [*list(TERM_LOSSES)[3:], *list(TERM_LOSSES)[:3]]
 
 #: Dtypes of logits and targets, as many as there are layouts.
@@ -72,10 +72,10 @@ MIXED_TERMS = (
 )
 
 in_each_layout = pytest.mark.parametrize("layout", TERM_LAYOUTS)
-#: Every loss in one layout, and every other layout with few losses, or with one if its rows are long and slow.
+#: Every loss in one layout, and every other layout with few losses.
 EACH_LOSS = [
     *((x, "subwarp") for x in TERM_LOSSES),
-    *((x, y) for y in list(TERM_LAYOUTS)[1:] for x in FEW[: 1 if y == "two_pass" else 2]),
+    *((x, y) for y in list(TERM_LAYOUTS)[1:] for x in FEW),
 ]
 
 
@@ -106,7 +106,7 @@ def mask(shape: Sequence[int]) -> Tensor:
 def shape_of(layout: str, dtypes: Sequence[str]) -> tuple[int, ...]:
     """Returns the shape of a layout for these dtypes. Rows that get the layout for their bytes keep these."""
     shape = TERM_LAYOUTS[layout]
-    if "cluster" in layout or layout == "two_pass":
+    if "cluster" in layout or layout == "windowed":
         return (shape[0], shape[1] * 8 // sum(torch.finfo(getattr(torch, x)).bits // 8 for x in dtypes) + 1)
     return shape
 
@@ -126,7 +126,7 @@ def test_layouts_are_what_they_are_called(layout: str, fresh_plans: Callable[[],
     with noted_layouts() as found:
         drawn("cross_entropy", layout)()
     assert {(x.kind, x.cluster > 1, x.warps > 1) for x in found} == {
-        (layout.partition(",")[0], layout in ("block, cluster", "two_pass"), "warps" in layout)
+        (layout.partition(",")[0], layout in ("block, cluster", "windowed"), "warps" in layout or layout == "windowed")
     }
 
 
@@ -251,7 +251,7 @@ def test_places(places: tuple[str, str], layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "row_loss"),
-    short_or_full([(x, FEW[0]) for x in TERM_LAYOUTS if x != "two_pass"], list(product(TERM_LAYOUTS, LOSS_OF_LAYOUT))),
+    short_or_full([(x, FEW[0]) for x in TERM_LAYOUTS if x != "windowed"], list(product(TERM_LAYOUTS, LOSS_OF_LAYOUT))),
 )
 def test_one_pass_or_two(layout: str, row_loss: str) -> None:
     writes_one_gradient_in_one_pass_or_two(drawn(row_loss, layout))
@@ -265,7 +265,7 @@ def test_values_do_not_depend_on_gradients(layout: str, row_loss: str, reduction
         assert same_bits(call.differentiable(both)[1]().detach(), alone)
 
 
-@pytest.mark.parametrize("layout", [x for x in TERM_LAYOUTS if x != "two_pass"])
+@pytest.mark.parametrize("layout", [x for x in TERM_LAYOUTS if x != "windowed"])
 def test_bits_do_not_depend_on_grid_and_order(layout: str, fresh_plans: Callable[[], None]) -> None:
     call = drawn("cross_entropy", layout)
     expected = results(call)

@@ -71,6 +71,7 @@ struct ColumnDenseClasses {
   static constexpr bool kContiguous = false;
   static constexpr bool kPlacesGradients = true;
   static constexpr bool kOnChip = false;
+  static constexpr bool kManyPacks = false;
   static constexpr bool kAlone = true;
   using Input = typename Program::Input;
   using Target = typename Program::Target;

@@ -9,11 +9,13 @@
 // of the teacher's logits follows in the same way from h_2 and q.
 //
 // 1. SoftmaxPass: maximum and sum of exponentials of the logits, and of the teacher's logits (online_softmax.cuh). For
-//    a row on chip, MaxPass finds the maxima first, and ExpPass then adds exponentials without rescaling.
+//    a row on chip, MaxPass finds the maxima first, and ExpPass then adds exponentials without rescaling. A thread with
+//    many packs (Classes::kManyPacks) takes RunningSoftmaxPass, in which a pack that does not raise the maximum costs
+//    as much as in ExpPass.
 // 2. subwarp_combine and group_combine: every thread of the group holds the softmax of the row.
-// 3. SumPass: sums of h, h_1 and h_2. group_reduce_sums adds those of all threads. With a teacher and a row on chip,
-//    terms receive KnownLogs: both probabilities, and the logarithm of their ratio, computed from the difference of the
-//    logits.
+// 3. SumPass: sums of h, h_1 and h_2. group_reduce_sums adds those of all threads. With a teacher and known leaders
+//    (the classes of the largest logits), terms receive KnownLogs: both probabilities, and the logarithm of their
+//    ratio, computed from the difference of the logits.
 // 4. GradientPass: gradients of both operands. If SumPass has replaced the operands by numbers that the gradients need,
 //    KeptGradientPass computes them from these. In 16 bits, h_1 is the gradient where it sums to 0, so
 //    SumAndGradientPass writes it while it adds.
@@ -26,13 +28,13 @@
 //
 //   sum of h(log p_c, t_c) = sum of h(z_c - m, t_c) - log S (sum of h_1)             log p_c = z_c - m - log S
 //
-// AffinePass therefore replaces SoftmaxPass and SumPass, and the group exchanges once instead of twice. Where h is a
-// weighted -log p, nothing cancels: both parts have the same sign.
+// AffinePass (AffineSumPass, RunningAffinePass) therefore replaces SoftmaxPass and SumPass, and the group exchanges
+// once instead of twice. Where h is a weighted -log p, nothing cancels: both parts have the same sign.
 //
 // Each pass is a functor f(first, x, t) on packs of contiguous classes, starting with class `first`. A Classes type
-// yields the packs: from shared memory (resident_dense_rows.cuh), from memory again in each pass (two_pass_dense.cuh),
-// or class by class in one thread (dense_thread_per_row.cuh). Functors are structs, because compilers before CUDA 13.5
-// reject lambdas in templates of a kernel.
+// yields the packs: from shared memory (resident_dense_rows.cuh), through a window in it (windowed_dense_rows.cuh),
+// from memory again in each pass (two_pass_dense.cuh), or class by class in one thread (dense_thread_per_row.cuh).
+// Functors are structs, because compilers before CUDA 13.5 reject lambdas in templates of a kernel.
 //
 // A thread owns the same classes in all passes; a group owns a row; a worker owns a chunk, as in rows.cuh. Traffic and
 // preconditions: those of the Classes type.
@@ -124,15 +126,18 @@ struct RunningLeader {
 
   __device__ __forceinline__ RunningLeader() : raw(-scalar_infinity(Compute())), pack(-1) {
   }
+  // Returns true if the pack has the largest logit so far.
   template <class Storage, int kVecSize>
-  __device__ __forceinline__ void add(int first, const Pack<Storage, kVecSize>& x) {
+  __device__ __forceinline__ bool add(int first, const Pack<Storage, kVecSize>& x) {
     RunningMax<Compute, Storage, kVecSize> of_pack;
     of_pack.add(x);
     const Compute largest = of_pack.get();
-    if (largest > raw) {
+    const bool leads = largest > raw;
+    if (leads) {
       raw = largest;
       pack = first;
     }
+    return leads;
   }
   // Largest logit of `width` neighbouring lanes. Preconditions: those of subwarp_reduce.
   template <class Logits>
@@ -512,6 +517,37 @@ struct SoftmaxPass {
   }
 };
 
+// Version of SoftmaxPass for a thread with many packs, few of which raise the maximum. It keeps track of the leaders.
+template <class Program, class Compute = typename Program::Compute>
+struct RunningSoftmaxPass {
+  static constexpr bool kReadsTargets = Program::kTeacher;
+  const Program& program;
+  OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
+  RunningLeader<Compute> leaders[Program::kSoftmaxes];
+
+  __device__ __forceinline__ explicit RunningSoftmaxPass(const Program& program)
+      : program(program), softmaxes(decltype(softmaxes)::empty()) {
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    add<0>(static_cast<int>(first), x);
+    if constexpr (Program::kTeacher) add<1>(static_cast<int>(first), t);
+  }
+  // Largest logit of the thread.
+  __device__ __forceinline__ KnownMax<Compute> known(int i) const {
+    return {softmaxes.softmax[i].max_logit, leaders[i].pack};
+  }
+
+ private:
+  template <int kSlot, class Storage, int kVecSize>
+  __device__ __forceinline__ void add(int first, const Pack<Storage, kVecSize>& x) {
+    auto& softmax = softmaxes.softmax[kSlot];
+    if (leaders[kSlot].add(first, x)) rescale(softmax, program.logit.value(leaders[kSlot].raw));
+    add_exponentials(program.logit, first, x, known(kSlot), softmax.exp_sum);
+  }
+};
+
 // Finds the largest logits of a row on chip.
 template <class Program, class Compute = typename Program::Compute>
 struct MaxPass {
@@ -562,9 +598,9 @@ struct ExpPass {
   }
 };
 
-// Adds h, h_1 and h_2 of a thread's classes to row.sums. kOnChip: the row is on chip, so its KnownLogs and leaders are
-// set. kKept: numbers per class that the gradients need: 2 (h_1 and p), 1 (h_1) or 0.
-template <bool kGradient, bool kOnChip, int kKept, class Program, class Compute = typename Program::Compute>
+// Adds h, h_1 and h_2 of a thread's classes to row.sums. kKnownTerms: with a teacher, the row's KnownLogs and leaders
+// are set. kKept: numbers per class that the gradients need: 2 (h_1 and p), 1 (h_1) or 0.
+template <bool kGradient, bool kKnownTerms, int kKept, class Program, class Compute = typename Program::Compute>
 struct SumPass {
   static constexpr bool kReadsTargets = true;
   const Program& program;
@@ -585,7 +621,7 @@ struct SumPass {
     Compute raw[kVecSize], target[kVecSize];
     unpack(x, raw);
     unpack(t, target);
-    if constexpr (kOnChip && Program::kKnown) {
+    if constexpr (kKnownTerms && Program::kKnown) {
       Compute y[kVecSize], second[kVecSize];
       unsigned classes = program.lacking_digits(row, static_cast<int>(first), raw, target);
       program.logit.unscaled_of(raw, y);
@@ -946,6 +982,42 @@ struct AffinePass {
       const bool leads = identical(z[i], max_logit);
       add_affine(program, row, first + i, z[i] - shift, target[i], leads, sums.value, sums.grad_log_p);
     }
+  }
+};
+
+// Version of AffinePass for a thread with many packs, few of which raise the maximum. It keeps track of the leader.
+template <class Program, class Compute = typename Program::Compute>
+struct RunningAffinePass {
+  static constexpr bool kReadsTargets = true;
+  const Program& program;
+  const typename Program::Row& row;
+  RunningLeader<Compute> leader;
+  AffineSums<Compute> sums;
+
+  __device__ __forceinline__ RunningAffinePass(const Program& program, const typename Program::Row& row)
+      : program(program), row(row), sums(decltype(sums)::empty()) {
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
+                                             const Pack<typename Program::Target, kVecSize>& t) {
+    if (leader.add(static_cast<int>(first), x)) {
+      const Compute max_logit = program.logit.value(leader.raw);
+      sums.value = sums.value_for(max_logit);
+      rescale(sums.softmax, max_logit);
+    }
+    Compute raw[kVecSize], log_p[kVecSize], target[kVecSize];
+    add_exponentials(program.logit, static_cast<int>(first), x, known(), sums.softmax.exp_sum);
+    unpack(x, raw);
+    unpack(t, target);
+    program.logit.relative_values(raw, exp_shift(sums.softmax.max_logit), log_p);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      add_affine(program, row, first + i, log_p[i], target[i], false, sums.value, sums.grad_log_p);
+    }
+  }
+  // Largest logit of the thread.
+  __device__ __forceinline__ KnownMax<Compute> known() const {
+    return {sums.softmax.max_logit, leader.pack};
   }
 };
 
@@ -1454,6 +1526,8 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
   constexpr bool kPlain = kSameType<Compute, float> || kSameType<Compute, double>;
   constexpr bool kOnChip = Classes::kOnChip && kPlain;
+  // True if passes know the leaders of the row.
+  constexpr bool kLed = kOnChip || (Classes::kManyPacks && kPlain);
   constexpr bool kAlone = Classes::kAlone && Program::kTeacher && kPlain;
   // Gradients that overwrite logits in memory could destroy logits that other lanes are still to read.
   constexpr bool kAtOnce = kGradient && Program::kTermIsGradient && (Classes::kOnChip || !Program::kInPlace);
@@ -1469,6 +1543,12 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       visit_before_gradient<kGradient>(classes, pass);
       sums = pass.of_subwarp(width);
       known = pass.known;
+    } else if constexpr (kLed) {
+      RunningAffinePass<Program> pass(program, row);
+      visit_before_gradient<kGradient>(classes, pass);
+      sums = pass.sums;
+      known = pass.known();
+      subwarp_combine(sums, width);
     } else {
       AffinePass<Program> pass(program, row);
       visit_before_gradient<kGradient>(classes, pass);
@@ -1477,13 +1557,13 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     }
     group_combine(group, sums, sync);
     row.softmax[0].set(sums.softmax);
-    if constexpr (kOnChip) row.leader[0] = leader_of_row(known, row.softmax[0]);
+    if constexpr (kLed) row.leader[0] = leader_of_row(known, row.softmax[0]);
     // A row without a distribution, whose largest logit is infinite, is NaN.
     const Compute max_logit = row.softmax[0].max_logit, no_distribution = max_logit - max_logit;
     row.sums.value = scalar_fma(-row.softmax[0].log_sum, with_leader(sums.grad_log_p), sums.value) + no_distribution;
     row.sums.grad_log_p = sums.grad_log_p;
   } else {
-    using Sums = SumPass<kGradient, kOnChip, kAtOnce ? 1 : kKept ? 2 : 0, Program>;
+    using Sums = SumPass<kGradient, kLed, kAtOnce ? 1 : kKept ? 2 : 0, Program>;
     OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
     KnownMax<Compute> known[Program::kSoftmaxes];
     if constexpr (kOnChip) {
@@ -1507,6 +1587,13 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
         softmaxes = pass.softmaxes;
         own.restore(classes);
       }
+    } else if constexpr (kLed) {
+      RunningSoftmaxPass<Program> pass(program);
+      classes.for_each(pass);
+      softmaxes = pass.softmaxes;
+#pragma unroll
+      for (int i = 0; i < Program::kSoftmaxes; ++i) known[i] = pass.known(i);
+      subwarp_combine(softmaxes, width);
     } else {
       SoftmaxPass<Program> pass(program);
       classes.for_each(pass);
@@ -1517,7 +1604,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     group_combine(group, softmaxes, sync);
 #pragma unroll
     for (int i = 0; i < Program::kSoftmaxes; ++i) row.softmax[i].set(softmaxes.softmax[i]);
-    if constexpr (kOnChip && Program::kKnown) {
+    if constexpr (kLed && Program::kKnown) {
       row.logs.set(program.logit, row.softmax[0], row.softmax[1]);
       row.known = true;
 #pragma unroll
@@ -1566,11 +1653,11 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       classes.final_kept_pass(KeptGradientPass<Program, Place>(program, row, place, classes.active));
     } else {
       Compute value = Compute(0);
-      constexpr int kLogs = kOnChip ? kKnownInPacks : kOfSoftmax;
+      constexpr int kLogs = kLed ? kKnownInPacks : kOfSoftmax;
       classes.final_pass_all(GradientPass<kLogs, Program, Place>(program, row, place, classes.active, &value));
       if constexpr (kAddsLast) {
         typename Program::Sums sums{value, Compute(0), Compute(0)};
-        group_reduce_sums<SumPass<false, kOnChip, 0, Program>>(group, sums, sync);
+        group_reduce_sums<SumPass<false, kLed, 0, Program>>(group, sums, sync);
         row.sums.value += sums.value;
         program.finish(row, offset, classes.active, first);
       }

@@ -18,6 +18,7 @@ struct DenseThreadPerRow {
     static constexpr bool kContiguous = false;
     static constexpr bool kPlacesGradients = false;
     static constexpr bool kOnChip = false;
+    static constexpr bool kManyPacks = false;
     static constexpr bool kAlone = kStaged;
     static constexpr int kEach = 1;
     using Input = typename Program::Input;

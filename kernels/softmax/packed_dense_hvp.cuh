@@ -22,6 +22,7 @@ struct PackedDenseHvpClasses {
   static constexpr bool kContiguous = true;
   static constexpr bool kPlacesGradients = true;
   static constexpr bool kOnChip = false;
+  static constexpr bool kManyPacks = false;
   static constexpr bool kAlone = false;
   static constexpr bool kHasRoom = false;
   using Input = typename Program::InputStorage;

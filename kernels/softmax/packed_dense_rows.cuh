@@ -22,6 +22,7 @@ struct PackedDenseClasses {
   static constexpr bool kContiguous = true;
   static constexpr bool kPlacesGradients = true;
   static constexpr bool kOnChip = false;
+  static constexpr bool kManyPacks = false;
   static constexpr bool kAlone = true;
   using Input = typename Program::Input;
   using Target = typename Program::Target;

@@ -18,106 +18,65 @@
 // alignment of all operands and gradients, with kShifted only of all gradients; vectors of 16 bytes with kShifted;
 // dynamic shared memory for all vectors of a row.
 #pragma once
-#include "softmax/dense_rows.cuh"
+#include "softmax/dense_slots.cuh"
 
 // This thread's classes of a row, as visit_dense_row (dense_rows.cuh) expects them.
 template <class Program_, class Group, int kVecSize, bool kShifted>
-struct StagedDenseRow {
-  static constexpr bool kContiguous = true;
-  static constexpr bool kPlacesGradients = false;
+struct StagedDenseRow : DenseSlots<Program_, Group, kVecSize, kShifted> {
+  using Base = DenseSlots<Program_, Group, kVecSize, kShifted>;
+  using Base::active;
+  using Base::begin;
+  using Base::group;
+  using Base::next_t;
+  using Base::next_vectors;
+  using Base::next_x;
+  using Base::now;
+  using Base::program;
+  using Base::refill;
+  using Base::view;
+  using Base::visit_edge;
+  using typename Base::Compute;
+  using typename Base::Input;
+  using typename Base::Program;
+  using typename Base::Slot;
+  using typename Base::T;
+  using typename Base::Target;
+  using typename Base::X;
   static constexpr bool kOnChip = true;
-  static constexpr bool kAlone = false;
-  using Program = Program_;
-  using Input = typename Program::Input;
-  using Target = typename Program::Target;
-  using X = Pack<Input, kVecSize>;
-  using T = Pack<Target, kVecSize>;
-  using View = RowVectors<Input, kVecSize, int>;
-  using Compute = typename Program::Compute;
+  static constexpr bool kManyPacks = false;
   static constexpr bool kHasRoom = sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
   // Number of vectors per iteration. The code for two vectors of eight classes, or with two softmaxes, does not fit
   // into the nearest instruction cache.
   static constexpr int kUnrolled = Program::kTeacher || kVecSize >= 8 ? 1 : 2;
 
-  // A row, and this thread's edge elements.
-  struct Row {
-    int64 offset[kRowStreams];
-    bool exists;
-    bool active;
-    Input edge_x;
-    Target edge_t;
-    Compute edge_kept[2][1];
-  };
-  // Slots of one vector of each operand.
-  struct Slot {
-    X* x;
-    T* t;
-    __device__ __forceinline__ void advance() {
-      const unsigned step = (sizeof(X) + sizeof(T)) * blockDim.x;
-      x = reinterpret_cast<X*>(reinterpret_cast<char*>(x) + step);
-      t = reinterpret_cast<T*>(reinterpret_cast<char*>(t) + step);
-    }
-  };
-
-  const Program& program;
-  const Group& group;
-  Row now, ahead;
-  View view;
-  bool active;
-  // Vectors of the next row, which the last pass copies: pointers to the first ones, and their number.
-  const Input* next_x;
-  const Target* next_t;
-  int next_vectors;
-
   __device__ __forceinline__ StagedDenseRow(const Program& program, const Group& group, int64 row)
-      : program(program), group(group), view(program.input, 0, 0), active(false) {
-    locate(row);
+      : Base(program, group) {
+    this->locate(row);
     prefetch_next();
     Slot at = begin();
     for (int v = group.thread_rank(); v < next_vectors; v += group.num_threads(), at.advance()) refill(v, at);
   }
 
-  // Returns the slots of this thread's first vectors.
-  static __device__ __forceinline__ Slot begin() {
-    extern __shared__ uint4 staged[];
-    X* const x = reinterpret_cast<X*>(staged);
-    return {x + threadIdx.x, reinterpret_cast<T*>(x + blockDim.x) + threadIdx.x};
-  }
-
   // Makes the next row the current one, and `row` the next one (-1 if there is none).
   __device__ __forceinline__ void advance_row(int64 row) {
-    now = ahead;
-    active = now.active;
-    view = view_of(now);
+    this->enter_row();
     if constexpr (kShifted) {
       if (active) {
         shift_in(program.input + now.offset[kLogits], begin().x);
         shift_in(program.targets + now.offset[kLabels], begin().t);
       }
     }
-    locate(row);
+    this->locate(row);
     cp_async_wait_all();
   }
 
   // Loads the edge elements of the next row, and prefetches this row to L2. Half a row later its copies start, and hit
   // L2.
   __device__ __forceinline__ void prefetch_next() {
-    next_vectors = 0;
-    if (!ahead.active) return;
-    const Input* x = program.input + ahead.offset[kLogits];
-    const Target* t = program.targets + ahead.offset[kLabels];
-    const View next = view_of(ahead);
-    const int edge = next.edge_class(group.thread_rank());
-    if (edge >= 0) {
-      ahead.edge_x = x[edge];
-      ahead.edge_t = t[edge];
-    }
-    next_x = x + next.head;
-    next_t = t + next.head;
-    next_vectors = next.vectors;
-    if (Group::kMultiWarp && group.thread_rank() == 0) {
-      if (sizeof(X) == 16) prefetch_l2(aligned_before<X>(next_x), next.vectors * 16u);
-      if (sizeof(T) == 16) prefetch_l2(aligned_before<T>(next_t), next.vectors * 16u);
+    this->open_next();
+    if (next_vectors > 0 && Group::kMultiWarp && group.thread_rank() == 0) {
+      if (sizeof(X) == 16) prefetch_l2(aligned_before<X>(next_x), next_vectors * 16u);
+      if (sizeof(T) == 16) prefetch_l2(aligned_before<T>(next_t), next_vectors * 16u);
     }
   }
 
@@ -171,13 +130,6 @@ struct StagedDenseRow {
   __device__ __forceinline__ void final_pass_all(const F& f) const {
     visit_and_refill(f, now.exists);
   }
-  template <class F>
-  __device__ __forceinline__ void fill(const F& f) const {
-    const int vectors = now.exists ? view.vectors : 0, edge = view.edge_class(group.thread_rank());
-#pragma unroll 1
-    for (int v = group.thread_rank(); v < vectors; v += group.num_threads()) f.template write<kVecSize>(view.first(v));
-    if (now.exists && edge >= 0) f.template write<1>(edge);
-  }
 
  private:
   // store_kept() stores the numbers of the classes of a vector in place of an operand; load_kept() loads them.
@@ -195,52 +147,10 @@ struct StagedDenseRow {
     for (int i = 0; i < kVecSize; ++i) kept[i] = pack.element[i];
   }
 
-  // Sets `ahead` to a row, without its edge elements.
-  __device__ __forceinline__ void locate(int64 row) {
-    ahead.exists = row >= 0 && row < program.space.rows;
-    program.space.offsets(ahead.exists ? row : 0, ahead.offset);
-    ahead.active = ahead.exists && program.active(ahead.offset);
-  }
-
-  // Returns the vectors of a row: those of its gradients with kShifted, otherwise those of its logits.
-  __device__ __forceinline__ View view_of(const Row& row) const {
-    const int classes = static_cast<int>(program.space.classes);
-    if constexpr (kShifted) {
-      static_assert(kSameType<Input, typename Program::Gradient>, "gradients lie apart from logits");
-      return View(program.gradients, row.offset[kGradients], classes);
-    } else {
-      return View(program.input, row.offset[kLogits], classes);
-    }
-  }
   // Returns the last aligned pack that begins at an element or before it.
   template <class P, class Storage>
   static __device__ __forceinline__ const P* aligned_before(const Storage* at) {
-    return reinterpret_cast<const P*>(at - (kShifted ? elements_behind<P>(at) : 0));
-  }
-  // Number of elements from the last aligned address to this one.
-  template <class P, class Storage>
-  static __device__ __forceinline__ int elements_behind(const Storage* at) {
-    return static_cast<int>(static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) % sizeof(P) /
-                            sizeof(Storage));
-  }
-
-  // Starts copying vector v of the next row, if it exists.
-  __device__ __forceinline__ void refill(int v, const Slot& at) const {
-    if (v >= next_vectors) return;
-    copy(at.x, next_x + v * kVecSize);
-    copy(at.t, next_t + v * kVecSize);
-  }
-  // Starts copying a vector, unless it has to be shifted in registers.
-  template <class P, class Storage>
-  static __device__ __forceinline__ void copy(P* to, const Storage* from) {
-    if (!kShifted || elements_behind<P>(from) == 0) {
-      cp_async(to, reinterpret_cast<const P*>(from));
-    } else if constexpr (kHasCpAsync && sizeof(Storage) >= 4) {
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) {
-        cp_async(reinterpret_cast<Pack<Storage, 1>*>(to) + i, reinterpret_cast<const Pack<Storage, 1>*>(from + i));
-      }
-    }
+    return reinterpret_cast<const P*>(at - (kShifted ? Base::template elements_behind<P>(at) : 0));
   }
   // Loads this thread's vectors of an operand that copy() leaves out to the slots from `at` on, two at a time, so that
   // their loads are in flight together.
@@ -275,39 +185,13 @@ struct StagedDenseRow {
     }
     visit_edge(f, visited);
   }
+};
 
-  template <class F>
-  __device__ __forceinline__ void visit_edge(F& f, bool visited) const {
-    const int edge = view.edge_class(group.thread_rank());
-    if (visited && edge >= 0) f(edge, Pack<Input, 1>{{now.edge_x}}, Pack<Target, 1>{{now.edge_t}});
-  }
+template <int kVecSize, bool kShifted>
+struct ResidentDense {
+  template <class Program, class Group>
+  using Classes = StagedDenseRow<Program, Group, kVecSize, kShifted>;
 };
 
 template <int kVecSize, bool kShifted = false>
-struct ResidentDenseReader {
-  // As TwoPassReader::sweep.
-  template <bool kGradient, class Group, class Program, class Scale>
-  static __device__ __forceinline__ void sweep(const Program& program, const Group& group, Scale& scale, int64 chunks,
-                                               const Workspace& work) {
-    RowIterator<Group> next_row(group);
-    if (next_row.chunk >= chunks) return;
-    group.cluster_start();
-    WorkQueue<Group> queue(group, work.claim_counter);
-    StagedDenseRow<Program, Group, kVecSize, kShifted> classes(program, group, next_row.first + group.row_slot());
-    double total = 0.0;
-    SyncState sync{0, 0};
-#pragma unroll 1
-    for (;;) {
-      const int chunk = next_row.chunk;
-      next_row.advance(group, queue, chunks, program.space.rows, sync.syncs);
-      sync.claimed = queue.claimed;
-      const bool more = next_row.chunk < chunks;
-      classes.advance_row(more ? next_row.first + group.row_slot() : -1);
-      total += visit_dense_row<kGradient>(program, group, classes.now.offset, classes, classes.now.exists, sync, scale);
-      if (next_row.chunk == chunk) continue;
-      finish_chunk(group, scale, chunk, total, work.partials, sync);
-      if (!more) return;
-      total = 0.0;
-    }
-  }
-};
+using ResidentDenseReader = SlotReader<ResidentDense<kVecSize, kShifted>>;

@@ -82,14 +82,20 @@ __device__ __forceinline__ unsigned max_bfloat16_pair(unsigned x, unsigned y) {
 // True if the GPU has cp.async.
 constexpr bool kHasCpAsync = __CUDA_ARCH__ >= 800;
 
-// Starts an asynchronous copy of kBytes (4, 8 or 16) from global to shared memory, bypassing registers. Preconditions:
-// kHasCpAsync; both addresses are aligned to kBytes. The calling thread may read the copy after cp_async_wait_all(),
-// other threads after a barrier that follows it.
-template <int kBytes>
+// Starts an asynchronous copy of kBytes (4, 8 or 16) from global to shared memory, bypassing registers. kLast: nobody
+// reads the 16 bytes again, so that L2 evicts them first. Preconditions: kHasCpAsync; both addresses are aligned to
+// kBytes. The calling thread may read the copy after cp_async_wait_all(), other threads after a barrier that follows
+// it.
+template <int kBytes, bool kLast = false>
 __device__ __forceinline__ void cp_async_bytes(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
   const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  if constexpr (kBytes == 16) {
+  if constexpr (kBytes == 16 && kLast) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "l"(policy)
+                 : "memory");
+  } else if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(kBytes) : "memory");

@@ -154,11 +154,11 @@ __device__ __forceinline__ P pack_of_words(Storage x) {
 }
 
 // Starts an asynchronous copy of a pack to shared memory (a plain copy below 4 bytes or without cp.async). The calling
-// thread may read it after cp_async_wait_all().
-template <class P>
+// thread may read it after cp_async_wait_all(). kLast: as in cp_async_bytes.
+template <bool kLast = false, class P>
 __device__ __forceinline__ void cp_async(P* to, const P* from) {
   if constexpr (kHasCpAsync && sizeof(P) >= 4) {
-    cp_async_bytes<sizeof(P)>(to, from);
+    cp_async_bytes<sizeof(P), kLast>(to, from);
   } else {
 #pragma unroll
     for (int i = 0; i < P::kWords; ++i) {

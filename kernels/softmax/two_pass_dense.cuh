@@ -1,5 +1,5 @@
-// Dense targets, rows too long for shared memory: each pass of dense_rows.cuh reads its operands from memory again.
-// Value and gradients are those of dense_rows.cuh.
+// Dense targets, rows in memory: each pass of dense_rows.cuh reads its operands again. Second derivatives use it, whose
+// numbers with tangents leave no room for rows on chip.
 //
 // 1. SoftmaxPass reads the logits, and a teacher's.
 // 2. SumPass reads both operands. With an affine term, AffinePass replaces steps 1 and 2, and reads both operands too.
@@ -24,6 +24,7 @@ struct TwoPassDense {
     static constexpr bool kContiguous = kVecSize > 1;
     static constexpr bool kPlacesGradients = false;
     static constexpr bool kOnChip = false;
+    static constexpr bool kManyPacks = false;
     static constexpr bool kAlone = false;
     static constexpr bool kHasRoom = false;
     using Input = typename Program::Input;

@@ -92,4 +92,4 @@ class SoftmaxMatrix(TargetMatrix):
             yield from (replace(plain, reduction=x) for x in ("none", "sum", "batchmean"))
             narrow = [replace(plain, dtypes=NARROW, layout=x) for x in ("block", plain.layout)]
             yield from [x for x in narrow if x.possible][:1]
-            yield from (replace(plain, layout=x) for x in (ROW_LAYOUTS if first else ("thread_per_row",)))
+            yield from (replace(plain, layout=x) for x in (ROW_LAYOUTS if first else ("thread_per_row", "windowed")))

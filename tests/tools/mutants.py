@@ -600,11 +600,27 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "targets of the preceding row",
-        "kernels/softmax/resident_dense_rows.cuh",
+        "kernels/softmax/dense_slots.cuh",
         "refill",
         r"copy\(at\.t,",
         r"if (v == 0) \g<0>",
         ("dense, block",),
+    ),
+    Mutant(
+        "every pass of a window forward",
+        "kernels/softmax/windowed_dense_rows.cuh",
+        "pass",
+        r"backward = !backward",
+        "backward = false",
+        ("dense, windowed",),
+    ),
+    Mutant(
+        "one vector of the next row in all slots",
+        "kernels/softmax/windowed_dense_rows.cuh",
+        "pass",
+        r"refill\(vector\(i\), at\)",
+        "refill(vector(0), at)",
+        ("dense, windowed",),
     ),
     # Linear layers, whose rows are computed in chunks.
     Mutant(

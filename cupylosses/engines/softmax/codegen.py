@@ -50,6 +50,7 @@ from cupylosses.engines.softmax.layout import (
     subwarp_blocks,
     thread_per_row_blocks,
     thread_per_row_threads,
+    windowed_blocks,
 )
 from cupylosses.engines.strides import MAX_RANK
 from cupylosses.interop import ITEMSIZE
@@ -84,7 +85,7 @@ FILES = {
 DENSE_FILES = {
     "subwarp": "resident_dense_rows",
     "block": "resident_dense_rows",
-    "two_pass": "two_pass_dense",
+    "windowed": "windowed_dense_rows",
     "thread_per_row": "dense_thread_per_row",
     "packed_rows": "packed_dense_rows",
     "columns": "dense_columns",
@@ -845,17 +846,18 @@ class _Dense:
     @staticmethod
     def reader(kernel: SoftmaxKernel) -> tuple[str, str]:
         """Declaration of the threads that share rows, and the type that moves the rows."""
-        block = kernel.layout in ("block", "two_pass")
+        block = kernel.layout in ("block", "windowed", "two_pass")
         # A constant width if one thread processes a row alone, as for class indices.
         width = "width" if kernel.layout == "subwarp" else str(max(1, kernel.lanes))
         group = _cluster_group(kernel) if block else f"SubwarpGroup group{{{width}}}"
-        if kernel.layout == "register_rows" or kernel.warps > 1:
+        if kernel.layout == "register_rows" or (kernel.warps > 1 and kernel.layout == "columns"):
             group = _row_group(kernel)
         vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_DENSE_VECTORS
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {vectors}>>"
         registers, word = in_registers(kernel), kernel.vec_size * ITEMSIZE[kernel.input]
         return group, {
             "two_pass": long,
+            "windowed": f"WindowedDenseReader<{kernel.vec_size}, {kernel.per_thread}>",
             "thread_per_row": "DenseReader<DenseThreadPerRow<true>>",
             "thread_per_row_two_pass": "DenseReader<DenseThreadPerRow<false>>",
             "staged_packed_rows": f"PackedDenseHvpReader<{kernel.per_thread}, {word}>",
@@ -892,6 +894,8 @@ class _Dense:
         light = kernel.loss.balanced and kernel.plain and kernel.gradients != (True, True)
         if alone and light and ITEMSIZE[kernel.input] == 2:
             return f"{THREADS}, {DENSE_ALONE_BLOCKS}"
+        if kernel.layout == "windowed":
+            return f"{kernel.warps * WARP}, {windowed_blocks(kernel.warps)}"
         if kernel.layout == "register_rows":
             return _register_bounds(kernel)
         # Other kernels need more registers than this bound leaves, and would spill.

@@ -5,6 +5,8 @@ Layouts (`RowLayout.kind`). "Strided classes" means that the classes of a row ar
 subwarp                    neighbouring lanes of a warp share a row, which stays in shared memory
 block                      a block, or a cluster of blocks, shares a row, which stays in shared memory
 two_pass                   as block, for rows too long for shared memory: they are read twice
+windowed                   as block, for long rows with dense targets: shared memory holds a part of them, and each pass
+                           reads the rest
 thread_per_row             one thread per row (or per few neighbouring rows), for strided or few classes; in shared
                            memory
 thread_per_row_packed      one thread per row of few contiguous classes; a warp moves its 32 rows together
@@ -160,8 +162,23 @@ COUNTED_AT_ONCE = 8 * WARP
 #: Maximum bytes of a row per block, if a cluster can hold the rest of the row. With dense targets only if two blocks
 #: then suffice, because blocks of a multiprocessor hide each other's barriers.
 PART_BYTES = 65 << 10
-#: PART_BYTES for longer rows with dense targets: larger clusters leave multiprocessors idle.
-DENSE_PART_BYTES = 130 << 10
+#: Maximum bytes of a row with dense targets, both operands together, that is held on chip as a whole.
+DENSE_BLOCK_BYTES = 2 * PART_BYTES
+#: DENSE_BLOCK_BYTES for rows that either nearly fill the shared memory of a cluster of four blocks, or in which numbers
+#: of 4 bytes can replace the operands. FULL_CLUSTER: how much of it such a row fills.
+DENSE_CLUSTER_BYTES, FULL_CLUSTER = 4 * PART_BYTES, 0.9
+#: Minimum number of longer rows of which a window is held: fewer are spread over clusters of eight blocks.
+WINDOWED_ROWS = 64
+#: Vectors of both operands in the window of a thread, for blocks of 256 threads.
+WINDOW = 8
+#: Bytes of a row per block of a cluster if the term is affine in log p, and thus bound by memory.
+WINDOWED_PART_BYTES = 160 << 10
+#: Maximum number of rows that are shared by pairs of blocks if the term is not affine: more keep a GPU busy without.
+WINDOWED_PAIRS = 2048
+#: Maximum number of rows that are shared by pairs of blocks if the term is affine.
+WINDOWED_FEW = 1023
+#: Maximum number of rows with larger blocks, as many as an H200 runs at once, and with pairs of these.
+WINDOWED_LARGE_BLOCKS, WINDOWED_LARGE_PAIRS = 264, 191
 #: Maximum number of threads of a block that shares a row of logits.
 BLOCK_THREADS = 512
 #: Number of these blocks that a multiprocessor has registers for, if blocks wait for others of a cluster or compute
@@ -1454,7 +1471,6 @@ def dense_layout(
         kind, width, per_thread = "packed_rows", 1, classes
         vec_size, threads, shared = packed
     elif together and classes > _classes_alone(rows, classes, by_lanes, heavy_terms):
-        part = PART_BYTES if classes * size <= 2 * PART_BYTES else DENSE_PART_BYTES
         alike = _alike(sizes, of_operands, operands)
         shifted = shifts and logits.itemsize == targets.itemsize and alike * logits.itemsize < SHIFTED_BYTES
         wide = _alike(sizes, [strides[1], strides[5]], (gradients, target_gradients))
@@ -1462,13 +1478,19 @@ def dense_layout(
         alike = _without_edges(classes, alike, operands, sizes, of_operands, DENSE_EDGES)
         for vec_size in (wide, alike) if shifted else (alike,):
             kind, width, threads, cluster = _on_chip(
-                classes, vec_size, vec_size * size, rows, chip, (THREADS, BLOCK_THREADS), DENSE_VECTORS, part
+                classes, vec_size, vec_size * size, rows, chip, (THREADS, BLOCK_THREADS), DENSE_VECTORS, PART_BYTES
             )
             if kind != "two_pass":
                 break
-            # Rows that are read again are not staged in shared memory.
+            # Rows that are read again are not shifted on their way to shared memory.
             shifted = False
-        shared = 0 if kind == "two_pass" else _stage(classes // vec_size, width * cluster) * threads * vec_size * size
+        held_whole = kind != "two_pass" and (shifted or _stays_on_chip(rows, classes * size, widest, affine))
+        if kind == "two_pass" or (kind == "block" and not held_whole):
+            kind = "windowed"
+            threads, cluster, per_thread = _windowed(rows, classes * size, vec_size * size, affine, chip)
+            width, warps = threads, threads // WARP
+        held = per_thread if kind == "windowed" else _stage(classes // vec_size, width * cluster)
+        shared = held * threads * vec_size * size
     elif not together and dense_in_columns(classes, size, chip):
         kind, width, (vec_size, shifted) = "columns", 1, _column_words(sizes, of_operands, operands, shifts)
         shared, warps = classes * size * WARP, _dense_column_warps(classes, size, affine and widest == 8)
@@ -1484,7 +1506,7 @@ def dense_layout(
         elif moved[0] > 1:
             kind, (vec_size, shifted), threads = "columns", moved, min(threads, PACKED_THREADS)
             shared = classes * size * threads
-    in_warps = kind not in ("block", "two_pass")
+    in_warps = kind not in ("block", "windowed")
     per_block = threads // WARP if in_warps and warps == 1 else 1
     units = -(-rows // (WARP // width)) if in_warps else rows
     registers = per_thread > 0 and classes <= dense_register_classes(kind, affine, capped)
@@ -1502,13 +1524,47 @@ def dense_layout(
     rank = space_rank(rows, sizes)
     # Kernels with one block per row take up to 64 registers per thread.
     resident = DENSE_REGISTER_RESIDENT if registers else 2048 if in_warps else RESIDENT_THREADS
-    if warps > 1:
+    if kind == "windowed":
+        resident = windowed_blocks(warps) * threads
+    elif warps > 1:
         resident = dense_column_blocks(warps, widest) * threads
     chunks = _chunks(units, _most_chunks(resident))
     return RowLayout(
         kind, vec_size, width, threads, chunks, per_block, shared, rank, words, cluster, resident,
         per_thread=per_thread, warps=warps, shifted=shifted,
     )  # fmt: skip
+
+
+def _stays_on_chip(rows: int, row_bytes: int, widest: int, affine: bool) -> bool:
+    """True if a row with dense targets that fits on chip is held there as a whole, and not by a window of it.
+
+    The blocks of a large cluster wait for each other longer than it takes to read a part of the row again.
+    """
+    if rows < WINDOWED_ROWS or row_bytes <= DENSE_BLOCK_BYTES:
+        return True
+    full = widest >= 4 or (affine and row_bytes > FULL_CLUSTER * DENSE_CLUSTER_BYTES)
+    return full and row_bytes <= DENSE_CLUSTER_BYTES
+
+
+def _windowed(rows: int, row_bytes: int, vector: int, affine: bool, chip: Chip) -> tuple[int, int, int]:
+    """Returns threads of a block, blocks of a cluster, and vectors per thread in the window of rows with dense targets.
+
+    ``row_bytes`` and ``vector`` are the bytes of a row and of a vector of both operands. Three of these blocks fit into
+    the shared memory that one block may have.
+    """
+    threads, window, cluster = THREADS, WINDOW, 1 if rows > WINDOWED_PAIRS else 2
+    if rows <= WINDOWED_LARGE_BLOCKS:
+        threads, window, cluster = BLOCK_THREADS, WINDOW // 2, 2 if rows <= WINDOWED_LARGE_PAIRS else 1
+    elif affine and rows > WINDOWED_FEW:
+        cluster = max(2, min(MAX_CLUSTER, power_of_two(-(-row_bytes // WINDOWED_PART_BYTES))))
+    while 3 * threads * window * vector > chip.shared and (window > 2 or threads > 2 * WARP):
+        window, threads = (window // 2, threads) if window > 2 else (window, threads // 2)
+    return threads, cluster if chip.clusters else 1, window
+
+
+def windowed_blocks(warps: int) -> int:
+    """Number of blocks of a multiprocessor that hold windows of rows with dense targets, by the warps of a block."""
+    return 3 if warps <= THREADS // WARP else 2
 
 
 def dense_in_columns(classes: int, size: int, chip: Chip) -> bool:

@@ -509,7 +509,7 @@ inline unsigned max_bfloat16_pair(unsigned x, unsigned y) {
 constexpr bool kHasCpAsync = true;
 // Copies immediately, which is one of the times at which a GPU may copy. Reads before cp_async_wait_all() are not
 // detected.
-template <int kBytes>
+template <int kBytes, bool kLast = false>
 HOST_ACCESS void cp_async_bytes(void* to, const void* from) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "copies ahead are of 4, 8 or 16 bytes");
   struct alignas(kBytes) Word {};

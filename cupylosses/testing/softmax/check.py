@@ -48,6 +48,7 @@ ROW_LAYOUTS = (
     "block",
     "cluster",
     "two_pass",
+    "windowed",
     "thread_per_row_packed",
     "thread_per_row",
     "packed_rows",

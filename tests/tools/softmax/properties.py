@@ -43,7 +43,7 @@ TERM_LAYOUTS: Mapping[str, tuple[int, ...]] = {
     "subwarp": (37, 43),
     "block": (3, 301),
     "block, cluster": (3, 803),
-    "two_pass": (2, 4103),
+    "windowed": (9, 4103),
     "thread_per_row": (3, 4, 5, 7),
     "columns": (3, 5, 4, 8),
     "columns, in registers": (3, 5, 8, 16),
