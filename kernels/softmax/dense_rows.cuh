@@ -1563,7 +1563,9 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     row.sums.value = scalar_fma(-row.softmax[0].log_sum, with_leader(sums.grad_log_p), sums.value) + no_distribution;
     row.sums.grad_log_p = sums.grad_log_p;
   } else {
-    using Sums = SumPass<kGradient, kLed, kAtOnce ? 1 : kKept ? 2 : 0, Program>;
+    // In 16 bits, terms by the softmaxes take fewer instructions than those by KnownLogs and their exceptions.
+    constexpr bool kKnownTerms = kLed && !kAtOnce;
+    using Sums = SumPass<kGradient, kKnownTerms, kAtOnce ? 1 : kKept ? 2 : 0, Program>;
     OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
     KnownMax<Compute> known[Program::kSoftmaxes];
     if constexpr (kOnChip) {
@@ -1604,7 +1606,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     group_combine(group, softmaxes, sync);
 #pragma unroll
     for (int i = 0; i < Program::kSoftmaxes; ++i) row.softmax[i].set(softmaxes.softmax[i]);
-    if constexpr (kLed && Program::kKnown) {
+    if constexpr (kKnownTerms && Program::kKnown) {
       row.logs.set(program.logit, row.softmax[0], row.softmax[1]);
       row.known = true;
 #pragma unroll

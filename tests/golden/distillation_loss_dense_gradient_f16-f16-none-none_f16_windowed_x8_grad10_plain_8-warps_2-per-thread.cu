@@ -37,7 +37,7 @@ using Program = DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Ab
 using Compute = Program::Compute;
 using Reader = WindowedDenseReader<8, 2>;
 
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(1024)
 distillation_loss_dense_gradient_f16(const half_t* input, const half_t* target, half_t* input_gradients, const half_t* grad_output, double beta_, double logit_scale, double softcap, double divisor, double scale, int64 chunks, int width, const __grid_constant__ Space space) {
   const Program program{Term{beta_}, Penalty{beta_}, space,
                         input, target,

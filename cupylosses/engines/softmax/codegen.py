@@ -892,10 +892,12 @@ class _Dense:
             return f"{kernel.warps * WARP}, {dense_column_blocks(kernel.warps, size)}"
         alone = kernel.layout in ("columns", "packed_rows") and kernel.kind != "hvp"
         light = kernel.loss.balanced and kernel.plain and kernel.gradients != (True, True)
-        if alone and light and ITEMSIZE[kernel.input] == 2:
+        light = light and ITEMSIZE[kernel.input] == 2
+        if alone and light:
             return f"{THREADS}, {DENSE_ALONE_BLOCKS}"
         if kernel.layout == "windowed":
-            return f"{kernel.warps * WARP}, {windowed_blocks(kernel.warps)}"
+            # The 80 registers that three blocks leave make light terms slower.
+            return f"{MAX_THREADS}" if light else f"{kernel.warps * WARP}, {windowed_blocks(kernel.warps)}"
         if kernel.layout == "register_rows":
             return _register_bounds(kernel)
         # Other kernels need more registers than this bound leaves, and would spill.
