@@ -32,13 +32,13 @@ REASONS: dict[tuple[str, ...], str] = {
         "0.618 ms with three blocks per SM, before the shorter polynomial; 0.886 ms with rows in registers"
     ),
     ("classes apart", "distillation_loss"): (
-        "Tiled copies around the kernel for contiguous rows. Kernel times on an H200: loss of contiguous rows 0.213 "
-        "ms; three tiled copies (both operands and the gradient) 0.067 ms each, as fast as a plain copy. 16-byte "
-        "vectors on both sides of the copies gained nothing"
+        "Tiled copies around the kernel for contiguous rows: 0.399 ms on an H200, 0.432 ms before four blocks shared a "
+        "row. Three tiled copies (both operands and the gradient) take 0.067 ms each, as fast as a plain copy. "
+        "16-byte vectors on both sides of the copies gained nothing"
     ),
     ("classes apart", "1024x32000", "target=probabilities"): (
-        "Copies around the kernel for contiguous rows. Kernel times on an H200: loss of contiguous rows 0.146 ms; "
-        "copies of the logits and of their gradient 0.067 ms each, as fast as a plain copy"
+        "Copies around the kernel for contiguous rows: 0.265 ms on an H200, 0.277 ms before four blocks shared a row. "
+        "Copies of the logits and of their gradient take 0.067 ms each, as fast as a plain copy"
     ),
     ("classes apart", "bfloat16 1024x32000 1024, forward+backward"): (
         "The logits are read twice, 1.5 times the counted traffic: 0.066 ms on an H200; 0.064 ms would meet the bar. "
@@ -62,9 +62,31 @@ REASONS: dict[tuple[str, ...], str] = {
         "bar"
     ),
     ("dense targets, distillation_loss", "8192x32000, forward+backward"): (
-        "Bound by instructions. Per class: 4 for the maxima, 15 for the exponentials, 29 for the sums, 7 for the "
-        "gradient, and four special functions, which need 0.43 ms to issue at 1.98 GHz. 0.618 ms on an H200 now that "
-        "the summation pass writes the gradient, 0.658 ms before; 0.49 ms would meet the bar"
+        "Bound by instructions: 150 for the exponentials of eight classes, 266 for their terms and gradients, rare "
+        "paths included, with four special functions per class. 0.595 ms on an H200; 0.617 ms with 422 instead of 266; "
+        "0.49 ms would meet the bar"
+    ),
+    ("dense targets, distillation_loss", "4096x50257"): (
+        "Bound by instructions, as rows of 32000 classes are, and rows begin between vectors: 0.527 ms on an H200, "
+        "0.682 ms before a window of each row was held on chip; 0.39 ms would meet the bar"
+    ),
+    ("dense targets, distillation_loss", "2048x128256"): (
+        "Bound by instructions, as rows of 32000 classes are: 0.651 ms on an H200, 0.972 ms before a window of each "
+        "row was held on chip; 0.50 ms would meet the bar"
+    ),
+    ("dense targets, kl_div_with_logits bfloat16", "4096x50257"): (
+        "Two blocks hold 128 of the 201 KB of a row and read the rest twice, 1.24 times the traffic, and rows begin "
+        "between vectors: 0.395 ms on an H200; 0.390 ms would meet the bar; 0.430 ms with four blocks, which hold all "
+        "of it; 0.481 ms before"
+    ),
+    ("dense targets, kl_div_with_logits bfloat16", "2048x128256"): (
+        "Four blocks hold half of a row and read the rest twice, 1.33 times the traffic: 0.505 ms on an H200; 0.495 ms "
+        "would meet the bar; 0.540 ms with eight blocks, which hold all of it, but whose warps spend 3.2 of 9.2 cycles "
+        "per instruction at barriers; 0.678 ms before"
+    ),
+    ("dense targets, cross_entropy bfloat16 1024x256000",): (
+        "Eight blocks hold half of a row and read the rest twice, 1.33 times the traffic: 0.533 ms on an H200; 0.492 "
+        "ms would meet the bar; 0.704 ms before"
     ),
     ("dense targets, kl_div_with_logits bfloat16", "8192x32000"): (
         "54 instructions per class, with an instruction issued in 85 % of the cycles on an H200: 0.521 ms, and 0.543 "
@@ -73,8 +95,7 @@ REASONS: dict[tuple[str, ...], str] = {
     ),
     ("dense targets, cross_entropy float32 8192x32000",): (
         "46 instructions per class need 0.36 ms to issue at 1.98 GHz. 1.016 ms on an H200 with clusters of two blocks, "
-        "one block per SM; 0.985 ms would meet the bar; 1.023 ms with clusters of four. Half as many rows took 0.517 "
-        "ms and now take 0.491 ms"
+        "one block per SM; 0.985 ms would meet the bar. Now 0.839 ms with clusters of four, three blocks per SM"
     ),
     ("dense targets, cross_entropy bfloat16 65536x1024",): (
         "Occupancy: 80 registers and 8 KiB for two rows leave room for 24 warps per SM; 35 instructions per class need "
