@@ -164,8 +164,8 @@ COUNTED_AT_ONCE = 8 * WARP
 PART_BYTES = 65 << 10
 #: Maximum bytes of a row with dense targets, both operands together, that is held on chip as a whole.
 DENSE_BLOCK_BYTES = 2 * PART_BYTES
-#: DENSE_BLOCK_BYTES for rows that either nearly fill the shared memory of a cluster of four blocks, or in which numbers
-#: of 4 bytes can replace the operands. FULL_CLUSTER: how much of it such a row fills.
+#: DENSE_BLOCK_BYTES for elements of 4 bytes and more, whose places the numbers of a pass can take, and for affine terms
+#: if rows nearly fill a cluster of four blocks. FULL_CLUSTER: how much of it they fill then.
 DENSE_CLUSTER_BYTES, FULL_CLUSTER = 4 * PART_BYTES, 0.9
 #: Minimum number of longer rows of which a window is held: fewer are spread over clusters of eight blocks.
 WINDOWED_ROWS = 64
@@ -1484,8 +1484,8 @@ def dense_layout(
                 break
             # Rows that are read again are not shifted on their way to shared memory.
             shifted = False
-        held_whole = kind != "two_pass" and (shifted or _stays_on_chip(rows, classes * size, widest, affine))
-        if kind == "two_pass" or (kind == "block" and not held_whole):
+        held_whole = kind == "subwarp" or shifted or _stays_on_chip(rows, classes * size, widest, affine)
+        if kind == "two_pass" or not held_whole:
             kind = "windowed"
             threads, cluster, per_thread = _windowed(rows, classes * size, vec_size * size, affine, chip)
             width, warps = threads, threads // WARP
