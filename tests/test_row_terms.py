@@ -217,6 +217,21 @@ def test_the_gradient_of_a_student(layout: str, dtype: str) -> None:
     assert same_bits(found[1:], right[1:])
 
 
+@pytest.mark.parametrize("layout", ["subwarp", "windowed"])
+def test_the_gradient_of_a_student_close_to_its_teacher(layout: str) -> None:
+    """The difference of two probabilities of 16 bits keeps its digits where they nearly agree."""
+    generator = torch.Generator().manual_seed(5)
+    shape = shape_of(layout, ("bfloat16", "bfloat16"))
+    student = 5 * torch.randn(shape, generator=generator)
+    teacher = student + 0.02 * torch.randn(shape, generator=generator)
+    x, t = (y.bfloat16().to(KERNELS) for y in (student, teacher))
+    x.requires_grad_()
+    cupylosses.functional.distillation_loss(x, t, reduction="none").backward(torch.ones(shape[:1], device=KERNELS))
+    truth = x.detach().double().softmax(1) - t.double().softmax(1)
+    assert x.grad is not None
+    assert float(((x.grad.double() - truth) / truth).abs().max()) < 2**-5
+
+
 @pytest.mark.addresses
 @pytest.mark.parametrize(
     ("dtype", "shapes"),

@@ -267,6 +267,19 @@ struct KnownLogs {
   __device__ __forceinline__ KnownLog<Compute, 2u> log_q(const Softmax<Compute>& softmax, Compute y, Compute t) const {
     return known<1>(softmax, t, teacher_lse2, log_ratio(y, t));
   }
+  // Sets both operands from the logarithms of the softmaxes, so that no class lacks digits. Where p is large, their
+  // difference has more digits than the ratio: a logarithm near 0 does not inherit the rounding errors of large logits.
+  __device__ __forceinline__ void set_exact(const Softmax<Compute>& of_student, const Softmax<Compute>& of_teacher,
+                                            Compute y, Compute t, KnownLog<Compute, 1u>& log_p,
+                                            KnownLog<Compute, 2u>& log_q) const {
+    log_p.value = of_student.log_p(rate * y);
+    log_q.value = of_teacher.log_p(rate * t);
+    log_q.log_ratio = log_p.value > Compute(-0.5) ? log_q.value - log_p.value : log_ratio(y, t);
+    log_p.log_ratio = -log_q.log_ratio;
+    log_p.number = scalar_exp(log_p.value);
+    log_q.number = scalar_exp(log_q.value);
+    log_p.tangent[0] = log_q.tangent[1] = Compute(1);
+  }
 
  private:
   __device__ __forceinline__ Compute log_ratio(Compute y, Compute t) const {
@@ -436,6 +449,13 @@ struct DenseRowProgram {
     return term(row.logs.log_p(row.softmax[0], y, t), row.logs.log_q(row.softmax[1], y, t),
                 variable<0u, 2>(class_weight(c)), row.classes);
   }
+  // Version with the logarithms of the softmaxes.
+  __device__ __forceinline__ auto evaluate_exactly(const Row& row, Compute y, Compute t, int64 c) const {
+    KnownLog<Compute, 1u> log_p;
+    KnownLog<Compute, 2u> log_q;
+    row.logs.set_exact(row.softmax[0], row.softmax[1], y, t, log_p, log_q);
+    return term(log_p, log_q, variable<0u, 2>(class_weight(c)), row.classes);
+  }
   // Bit mask of those classes of a pack for which evaluate_known() lacks digits: the largest logits, or all classes if
   // not row.known.
   template <int kVecSize>
@@ -598,9 +618,14 @@ struct ExpPass {
   }
 };
 
-// Adds h, h_1 and h_2 of a thread's classes to row.sums. kKnownTerms: with a teacher, the row's KnownLogs and leaders
-// are set. kKept: numbers per class that the gradients need: 2 (h_1 and p), 1 (h_1) or 0.
-template <bool kGradient, bool kKnownTerms, int kKept, class Program, class Compute = typename Program::Compute>
+// Source of probabilities and their logarithms in a pass: the softmax of the row; KnownLogs, except for classes for
+// which they lack digits; KnownLogs alone, for classes that are not leaders; or the softmax of the row, with the ratio
+// of KnownLogs.
+enum LogsOf { kOfSoftmax, kKnownInPacks, kKnownAlone, kKnownRatio };
+
+// Adds h, h_1 and h_2 of a thread's classes to row.sums. kLogs is kOfSoftmax, kKnownInPacks or kKnownRatio; the last
+// two matter only with a teacher. kKept: numbers per class that the gradients need: 2 (h_1 and p), 1 (h_1) or 0.
+template <bool kGradient, int kLogs, int kKept, class Program, class Compute = typename Program::Compute>
 struct SumPass {
   static constexpr bool kReadsTargets = true;
   const Program& program;
@@ -621,7 +646,7 @@ struct SumPass {
     Compute raw[kVecSize], target[kVecSize];
     unpack(x, raw);
     unpack(t, target);
-    if constexpr (kKnownTerms && Program::kKnown) {
+    if constexpr (kLogs == kKnownInPacks && Program::kKnown) {
       Compute y[kVecSize], second[kVecSize];
       unsigned classes = program.lacking_digits(row, static_cast<int>(first), raw, target);
       program.logit.unscaled_of(raw, y);
@@ -646,6 +671,14 @@ struct SumPass {
         evaluate(first + i, element_at(raw, i), element_at(target, i), of_class[0], of_class[1]);
 #pragma unroll
         for (int k = 0; k < kKept; ++k) set_element_at(kept[k], i, of_class[k]);
+      }
+    } else if constexpr (kLogs == kKnownRatio && Program::kKnown) {
+      Compute y[kVecSize], second[kVecSize];
+      program.logit.unscaled_of(raw, y);
+      program.logit.unscaled_of(target, second);
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        add(program.evaluate_exactly(row, y[i], second[i], first + i), grad_log_p[i]);
       }
     } else {
 #pragma unroll
@@ -1178,10 +1211,6 @@ struct SoftmaxVjp {
   }
 };
 
-// Source of probabilities and their logarithms in a pass: the softmax of the row; KnownLogs, except for classes for
-// which they lack digits; or KnownLogs alone, for classes that are not leaders.
-enum LogsOf { kOfSoftmax, kKnownInPacks, kKnownAlone };
-
 // Computes the gradients of a thread's classes. `Place` stores them; it has the interface of GradientsInMemory.
 template <int kLogs, class Program, class Place, class Compute = typename Program::Compute>
 struct GradientPass {
@@ -1433,7 +1462,7 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
                                                                      Scale& scale) {
   using Compute = typename Program::Compute;
   constexpr bool kKept = kGradient && Program::kKeeps && Classes::kHasRoom;
-  using Sums = SumPass<kGradient, false, kKept ? 2 : 0, Program>;
+  using Sums = SumPass<kGradient, kOfSoftmax, kKept ? 2 : 0, Program>;
   typename Program::Row row;
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
@@ -1563,9 +1592,9 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     row.sums.value = scalar_fma(-row.softmax[0].log_sum, with_leader(sums.grad_log_p), sums.value) + no_distribution;
     row.sums.grad_log_p = sums.grad_log_p;
   } else {
-    // In 16 bits, terms by the softmaxes take fewer instructions than those by KnownLogs and their exceptions.
-    constexpr bool kKnownTerms = kLed && !kAtOnce;
-    using Sums = SumPass<kGradient, kKnownTerms, kAtOnce ? 1 : kKept ? 2 : 0, Program>;
+    // In 16 bits, the logarithms of the softmaxes take fewer instructions than KnownLogs and their exceptions.
+    constexpr int kLogs = !kLed ? kOfSoftmax : kAtOnce ? kKnownRatio : kKnownInPacks;
+    using Sums = SumPass<kGradient, kLogs, kAtOnce ? 1 : kKept ? 2 : 0, Program>;
     OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
     KnownMax<Compute> known[Program::kSoftmaxes];
     if constexpr (kOnChip) {
@@ -1606,7 +1635,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     group_combine(group, softmaxes, sync);
 #pragma unroll
     for (int i = 0; i < Program::kSoftmaxes; ++i) row.softmax[i].set(softmaxes.softmax[i]);
-    if constexpr (kKnownTerms && Program::kKnown) {
+    if constexpr (kLed && Program::kKnown) {
       row.logs.set(program.logit, row.softmax[0], row.softmax[1]);
       row.known = true;
 #pragma unroll
@@ -1659,7 +1688,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       classes.final_pass_all(GradientPass<kLogs, Program, Place>(program, row, place, classes.active, &value));
       if constexpr (kAddsLast) {
         typename Program::Sums sums{value, Compute(0), Compute(0)};
-        group_reduce_sums<SumPass<false, kLed, 0, Program>>(group, sums, sync);
+        group_reduce_sums<SumPass<false, kLed ? kKnownInPacks : kOfSoftmax, 0, Program>>(group, sums, sync);
         row.sums.value += sums.value;
         program.finish(row, offset, classes.active, first);
       }
