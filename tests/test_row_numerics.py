@@ -270,6 +270,16 @@ def test_distributions_far_apart_have_a_finite_divergence(device: str) -> None:
     assert F.distillation_loss(student, teacher, beta=0.5).item() == pytest.approx(log(2.0), rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_impossible_classes_cost_nothing_where_the_teacher_underflows(dtype: torch.dtype, device: str) -> None:
+    """A term of 0 log(0 / 0), whose ratio is infinite."""
+    student, teacher = (torch.linspace(-a, a, 40).to(device, dtype)[None] for a in (1.0, 2.0))
+    student[0, 3], teacher[0, 3] = -inf, -300.0
+    value, gradient = graded(F.distillation_loss, student, teacher)
+    assert bool(value.isfinite()) and value.item() > 0.0
+    assert bool(gradient.isfinite().all()) and gradient[0, 3].item() == 0.0
+
+
 @pytest.mark.parametrize("row", [[200.0, 0.0, 0.0], [1e4, -1e4, 0.0], [3e38, 0.0, 0.0]])
 def test_perfect_rows_cost_nothing(row: list[float], device: str) -> None:
     value, gradient = graded(F.cross_entropy, torch.tensor([row], device=device), torch.tensor([0]).to(device))

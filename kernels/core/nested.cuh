@@ -490,7 +490,7 @@ __device__ __forceinline__ RelativeEntropy<NestedDual<T>> scalar_log_relative_en
   const T of_a = scaled_tangent(a, log_a.tangent), of_b = scaled_tangent(b, log_b.tangent);
   const T of_product =
       scaled_tangent(log_a.value - log_b.value, of_a) + scaled_tangent(a, log_a.tangent - log_b.tangent);
-  return {NestedDual<T>(y.value), {y.product, of_product}, {y.difference, of_a - of_b}};
+  return {NestedDual<T>(y.value), {y.by_log_a, of_product}, {y.by_log_b, of_b - of_a}};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -423,12 +423,12 @@ __device__ __forceinline__ Dual<T, kA | kB> exp_difference(const Dual<T, kA>& a,
   return chain(a, b, scalar_exp_difference(a.value, b.value, of_a, of_b), of_a, -of_b);
 }
 
-// For a and b, given by their logarithms: value = a log(a / b) - a + b, product = a log(a / b), difference = a - b.
+// a log(a / b) - a + b for a and b, given by their logarithms, and its derivatives by these: a log(a / b) and b - a.
 template <class T>
 struct RelativeEntropy {
   T value;
-  T product;
-  T difference;
+  T by_log_a;
+  T by_log_b;
 };
 template <class T>
 __device__ __forceinline__ RelativeEntropy<T> scalar_log_relative_entropy(T log_a, T log_b) {
@@ -438,18 +438,18 @@ __device__ __forceinline__ RelativeEntropy<T> scalar_log_relative_entropy(T log_
   const LogRatio<T> ratio = scalar_log_ratio(a, b, difference, a + b);
   const bool near = ratio.near && a > T(0) && b > T(0);
   return {force_computed(near ? scalar_relative_entropy(a, ratio, difference) : product - difference), product,
-          difference};
+          -difference};
 }
 // Relative entropy from a, b and r = log(a / b), without a quotient. Near r = 0 the value is a (exp(-r) - 1 + r), a
-// polynomial to 2^-26, or with kNarrow to 2^-17, and the difference follows from the value.
+// polynomial to 2^-26, or with kNarrow to 2^-17, and b - a follows from the value.
 __device__ __forceinline__ RelativeEntropy<float> scalar_known_relative_entropy(float a, float b, float r) {
   const float product = a == 0.0f ? 0.0f : a * r;
   const float series = kNarrow ? scalar_polynomial(r, 0.499997407f, -0.166667789f, 0.0418369137f, -0.0083414223f)
                                : scalar_polynomial(r, 0.5f, -0.166666701f, 0.0416666493f, -0.00833275542f,
                                                    0.00138894725f, -0.000200780472f, 2.48799861e-05f);
   const bool near = fabsf(r) < (kNarrow ? 0.35f : 0.7f);
-  const float close = product * r * series, far = a - b;
-  return {near ? close : product - far, product, near ? product - close : far};
+  const float close = product * r * series, far = b - a;
+  return {near ? close : product + far, product, near ? close - product : far};
 }
 __device__ __forceinline__ RelativeEntropy<float> scalar_log_relative_entropy(float log_a, float log_b) {
   if (!kNarrow) return scalar_log_relative_entropy<float>(log_a, log_b);
@@ -471,7 +471,7 @@ __device__ __forceinline__ Dual<float, kA | kB> log_relative_entropy(const Known
                                                                      const KnownLog<float, kB>& log_b) {
   const RelativeEntropy<float> y = scalar_known_relative_entropy(log_a.number, log_b.number, log_a.log_ratio);
   return chain(static_cast<const Dual<float, kA>&>(log_a), static_cast<const Dual<float, kB>&>(log_b), y.value,
-               y.product, -y.difference);
+               y.by_log_a, y.by_log_b);
 }
 
 // mixed_divergence (see below) of known logarithms; with kNarrow for beta > 0. With k(r) = log(complement + beta
@@ -524,7 +524,7 @@ __device__ __forceinline__ Dual<float, kQ | kP> mixed_divergence(const KnownLog<
 template <class T, unsigned kA, unsigned kB>
 __device__ __forceinline__ Dual<T, kA | kB> log_relative_entropy(const Dual<T, kA>& log_a, const Dual<T, kB>& log_b) {
   const RelativeEntropy<T> y = scalar_log_relative_entropy(log_a.value, log_b.value);
-  return chain(log_a, log_b, y.value, y.product, -y.difference);
+  return chain(log_a, log_b, y.value, y.by_log_a, y.by_log_b);
 }
 
 // beta q log(q / m) + complement p log(p / m) with complement = 1 - beta and m = beta q + complement p, from the

@@ -1640,7 +1640,9 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       row.known = true;
 #pragma unroll
       for (int i = 0; i < Program::kSoftmaxes; ++i) {
-        row.leader[i] = leader_of_row(known[i], row.softmax[i]);
+        // With kNarrow, KnownLogs lack digits only for logarithms near 0, of a class with most of the probability.
+        const bool confident = !kNarrow || !(row.softmax[i].log_sum > Compute(0.5));
+        row.leader[i] = confident ? leader_of_row(known[i], row.softmax[i]) : -1;
       }
     }
     Sums sum_pass{program, row};
