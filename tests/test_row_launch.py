@@ -770,6 +770,22 @@ def test_lanes_share_rows_of_heavy_terms() -> None:
     assert kind(MANY_ROWS // 4, 2, False, 5) == "subwarp"
 
 
+def test_few_lanes_share_whole_rows_with_a_target_per_class() -> None:
+    """A row without edge elements needs no lanes for them. Its lanes read 128 bytes of an operand at once, unless each
+    then has fewer than four vectors.
+    """
+
+    def width(classes: int, itemsize: int, misalignment: int = 0) -> int:
+        operand = RowStrides((classes,), 1, itemsize, misalignment)
+        found = softmax_layout.dense_layout((1 << 18,), classes, [operand] * 4, [(1,)] * 2, CHIPS[0])
+        assert found.kind == "subwarp"
+        return found.width
+
+    assert [width(x, 2) for x in (128, 200, 256, 512, 1024, 2048)] == [4, 4, 8, 8, 16, 32]
+    assert [width(x, 4) for x in (128, 256, 512, 1024)] == [8, 8, 16, 32]
+    assert [width(x, 2, 2) for x in (256, 512)] == [16, 16]
+
+
 def test_blocks_that_share_a_multiprocessor_take_rows_with_a_target_per_class() -> None:
     """Each block has a small part of a row, if two parts are enough: one block computes while another waits."""
 

@@ -248,6 +248,15 @@ def test_sizes(dtype: str, shapes: Sequence[tuple[int, ...]]) -> None:
         agrees_with_truth(draw_terms("cross_entropy", shape, KERNELS, (dtype, dtype), seed=seed))
 
 
+@pytest.mark.parametrize("row_loss", ["cross_entropy", "distillation_loss"])
+def test_few_lanes_share_whole_rows(row_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four lanes, so that a warp has eight rows, the last ones of which do not exist."""
+    monkeypatch.setattr(softmax_layout, "FEW_LANES", 0)
+    with noted_layouts() as found:
+        agrees_with_truth(draw_terms(row_loss, (37, 128), KERNELS, ("bfloat16", "bfloat16")))
+    assert {(x.kind, x.width) for x in found} == {("subwarp", 4)}
+
+
 @pytest.mark.parametrize(
     ("places", "layout"),
     in_turn([(x, y) for x in PLACES for y in PLACES], ["subwarp", "block", "thread_per_row"]),

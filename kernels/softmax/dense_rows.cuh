@@ -305,9 +305,12 @@ struct KnownLogs {
 };
 
 // Returns the leader in a thread whose KnownMax has a leader and equals the largest logit of the row, and -1 in all
-// others. If several warps hold the same largest logit, each has a leader.
+// others. It is -1 in all threads if p = exp(-log_sum) of the largest logit is below exp(-most): a leader matters only
+// where log p or 1 - p lacks digits.
 template <class Compute>
-__device__ __forceinline__ int leader_of_row(const KnownMax<Compute>& known, const Softmax<Compute>& softmax) {
+__device__ __forceinline__ int leader_of_row(const KnownMax<Compute>& known, const Softmax<Compute>& softmax,
+                                             Compute most) {
+  if (softmax.log_sum > most) return -1;
   return identical(known.max_logit, softmax.max_logit) ? known.leader : -1;
 }
 
@@ -619,12 +622,28 @@ struct ExpPass {
 };
 
 // Source of probabilities and their logarithms in a pass: the softmax of the row; KnownLogs, except for classes for
-// which they lack digits; KnownLogs alone, for classes that are not leaders; or the softmax of the row, with the ratio
-// of KnownLogs.
-enum LogsOf { kOfSoftmax, kKnownInPacks, kKnownAlone, kKnownRatio };
+// which they lack digits (kKnownInLanes if lanes of a warp have different rows); KnownLogs alone, for classes that are
+// not leaders; or the softmax of the row, with the ratio of KnownLogs.
+enum LogsOf { kOfSoftmax, kKnownInPacks, kKnownInLanes, kKnownAlone, kKnownRatio };
 
-// Adds h, h_1 and h_2 of a thread's classes to row.sums. kLogs is kOfSoftmax, kKnownInPacks or kKnownRatio; the last
-// two matter only with a teacher. kKept: numbers per class that the gradients need: 2 (h_1 and p), 1 (h_1) or 0.
+// Calls f(i) for each set bit of `bits`. Rare, and not unrolled because that would fill the instruction cache. With
+// kKnownInLanes each lane takes its own next bit, so that lanes with different ones run together. Otherwise all lanes
+// take the same bit, for which the compiler needs fewer registers.
+template <int kLogs, class F>
+__device__ __forceinline__ void for_each_bit(unsigned bits, const F& f) {
+  if constexpr (kLogs == kKnownInLanes) {
+#pragma unroll 1
+    for (; bits != 0; bits &= bits - 1) f(__ffs(static_cast<int>(bits)) - 1);
+  } else {
+#pragma unroll 1
+    for (int i = 0; bits != 0; ++i, bits >>= 1) {
+      if (bits & 1) f(i);
+    }
+  }
+}
+
+// Adds h, h_1 and h_2 of a thread's classes to row.sums. kLogs is any but kKnownAlone, and matters only with a teacher.
+// kKept: numbers per class that the gradients need: 2 (h_1 and p), 1 (h_1) or 0.
 template <bool kGradient, int kLogs, int kKept, class Program, class Compute = typename Program::Compute>
 struct SumPass {
   static constexpr bool kReadsTargets = true;
@@ -646,7 +665,7 @@ struct SumPass {
     Compute raw[kVecSize], target[kVecSize];
     unpack(x, raw);
     unpack(t, target);
-    if constexpr (kLogs == kKnownInPacks && Program::kKnown) {
+    if constexpr ((kLogs == kKnownInPacks || kLogs == kKnownInLanes) && Program::kKnown) {
       Compute y[kVecSize], second[kVecSize];
       unsigned classes = program.lacking_digits(row, static_cast<int>(first), raw, target);
       program.logit.unscaled_of(raw, y);
@@ -663,15 +682,12 @@ struct SumPass {
         row.sums = before;
         classes = (1u << kVecSize) - 1u;
       }
-      // Rare, and not unrolled because that would fill the instruction cache.
-#pragma unroll 1
-      for (int i = 0; classes != 0; ++i, classes >>= 1) {
-        if (!(classes & 1)) continue;
+      for_each_bit<kLogs>(classes, [&](int i) {
         Compute of_class[2];
         evaluate(first + i, element_at(raw, i), element_at(target, i), of_class[0], of_class[1]);
 #pragma unroll
         for (int k = 0; k < kKept; ++k) set_element_at(kept[k], i, of_class[k]);
-      }
+      });
     } else if constexpr (kLogs == kKnownRatio && Program::kKnown) {
       Compute y[kVecSize], second[kVecSize];
       program.logit.unscaled_of(raw, y);
@@ -1162,23 +1178,31 @@ struct SoftmaxVjp {
   __device__ __forceinline__ Compute at_largest(Compute h) const {
     return (h * max_complement - inv_sum * ((sum - h) - slope)) * factor;
   }
-  // Replaces the derivatives h of a pack by g, given its logits z.
+  // Replaces the derivatives h of a pack by g, given its logits z. `has_largest`: true if one of these is the largest
+  // logit of the row; may be false if no probability exceeds 1/2.
   template <class Logits, int kVecSize>
-  __device__ __forceinline__ void apply(const Logits& logit, const Compute (&z)[kVecSize],
+  __device__ __forceinline__ void apply(const Logits& logit, const Compute (&z)[kVecSize], bool has_largest,
                                         Compute (&h)[kVecSize]) const {
-    Compute at_max[kVecSize], largest = z[0];
+    Compute at_max[kVecSize];
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      largest = max_ignoring_nan(largest, z[i]);
       at_max[i] = h[i];
       h[i] = scalar_fma(-logit.exponential_of(z[i], max_logit), shared, h[i] * factor);
     }
     // The rest is rare.
-    if (!identical(largest, max_logit)) return;
+    if (!has_largest) return;
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) h[i] = identical(z[i], max_logit) ? at_largest(at_max[i]) : h[i];
   }
-  // Version for 16 bits, given logits before scaling. `has_largest`: true if the pack holds the largest logit.
+  template <class Logits, int kVecSize>
+  __device__ __forceinline__ void apply(const Logits& logit, const Compute (&z)[kVecSize],
+                                        Compute (&h)[kVecSize]) const {
+    Compute largest = z[0];
+#pragma unroll
+    for (int i = 1; i < kVecSize; ++i) largest = max_ignoring_nan(largest, z[i]);
+    apply(logit, z, identical(largest, max_logit), h);
+  }
+  // Version for 16 bits, given logits before scaling.
   template <class Logits, int kVecSize>
   __device__ __forceinline__ void apply_to_raw(const Logits& logit, const Compute (&raw)[kVecSize], bool has_largest,
                                                Compute (&h)[kVecSize]) const {
@@ -1216,7 +1240,7 @@ template <int kLogs, class Program, class Place, class Compute = typename Progra
 struct GradientPass {
   static constexpr bool kReadsTargets = !Program::kSkipsSums || Program::kValued;
   // True if row.leader is set without KnownLogs: only the leader's pack is then compared with the largest logit.
-  static constexpr bool kKnowsLeader = kLogs == kKnownInPacks && Program::kAffine && kNarrow && !Program::kCapped;
+  static constexpr bool kKnowsLeader = (kLogs == kKnownInPacks || kLogs == kKnownInLanes) && Program::kAffine;
   const Program& program;
   const typename Program::Row& row;
   const Place& place;
@@ -1287,16 +1311,13 @@ struct GradientPass {
       grad_z[i] = of_logits.apply(p, tangent_or_zero(of_class, 0)) * slopes[i];
       grad_t[i] = of_teacher.apply(q, tangent_or_zero(of_class, 1)) * teacher_slopes[i];
     }
-    // Not unrolled, as in SumPass.
-#pragma unroll 1
-    for (int i = 0; classes != 0; ++i, classes >>= 1) {
-      if (!(classes & 1)) continue;
+    for_each_bit<kLogs>(classes, [&](int i) {
       const Compute x[1] = {element_at(raw, i)}, of_target[1] = {element_at(target, i)};
       Compute g[1], g_t[1];
       evaluate(first + i, x, of_target, g, g_t);
       set_element_at(grad_z, i, g[0]);
       set_element_at(grad_t, i, g_t[0]);
-    }
+    });
   }
   template <int kVecSize>
   __device__ __forceinline__ void evaluate(int64 first, const Compute (&raw)[kVecSize],
@@ -1316,7 +1337,12 @@ struct GradientPass {
       }
     }
     if constexpr (Program::kInputGradient && kKnowsLeader) {
-      of_logits.apply_to_raw(program.logit, raw, static_cast<int>(first) == row.leader[0], grad_z);
+      const bool has_largest = static_cast<int>(first) == row.leader[0];
+      if constexpr (kNarrow && !Program::kCapped) {
+        of_logits.apply_to_raw(program.logit, raw, has_largest, grad_z);
+      } else {
+        of_logits.apply(program.logit, z, has_largest, grad_z);
+      }
     } else if constexpr (Program::kInputGradient && !Program::kSkipsSums) {
       of_logits.apply(program.logit, z, grad_z);
     }
@@ -1557,6 +1583,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   constexpr bool kOnChip = Classes::kOnChip && kPlain;
   // True if passes know the leaders of the row.
   constexpr bool kLed = kOnChip || (Classes::kManyPacks && kPlain);
+  constexpr int kInPacks = Group::kMultiWarp ? kKnownInPacks : kKnownInLanes;
   constexpr bool kAlone = Classes::kAlone && Program::kTeacher && kPlain;
   // Gradients that overwrite logits in memory could destroy logits that other lanes are still to read.
   constexpr bool kAtOnce = kGradient && Program::kTermIsGradient && (Classes::kOnChip || !Program::kInPlace);
@@ -1586,14 +1613,15 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     }
     group_combine(group, sums, sync);
     row.softmax[0].set(sums.softmax);
-    if constexpr (kLed) row.leader[0] = leader_of_row(known, row.softmax[0]);
+    // at_largest() is for p > 1/2.
+    if constexpr (kLed) row.leader[0] = leader_of_row(known, row.softmax[0], Compute(0.69315));
     // A row without a distribution, whose largest logit is infinite, is NaN.
     const Compute max_logit = row.softmax[0].max_logit, no_distribution = max_logit - max_logit;
     row.sums.value = scalar_fma(-row.softmax[0].log_sum, with_leader(sums.grad_log_p), sums.value) + no_distribution;
     row.sums.grad_log_p = sums.grad_log_p;
   } else {
     // In 16 bits, the logarithms of the softmaxes take fewer instructions than KnownLogs and their exceptions.
-    constexpr int kLogs = !kLed ? kOfSoftmax : kAtOnce ? kKnownRatio : kKnownInPacks;
+    constexpr int kLogs = !kLed ? kOfSoftmax : kAtOnce ? kKnownRatio : kInPacks;
     using Sums = SumPass<kGradient, kLogs, kAtOnce ? 1 : kKept ? 2 : 0, Program>;
     OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
     KnownMax<Compute> known[Program::kSoftmaxes];
@@ -1640,9 +1668,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       row.known = true;
 #pragma unroll
       for (int i = 0; i < Program::kSoftmaxes; ++i) {
-        // With kNarrow, KnownLogs lack digits only for logarithms near 0, of a class with most of the probability.
-        const bool confident = !kNarrow || !(row.softmax[i].log_sum > Compute(0.5));
-        row.leader[i] = confident ? leader_of_row(known[i], row.softmax[i]) : -1;
+        row.leader[i] = leader_of_row(known[i], row.softmax[i], Compute(0.5));
       }
     }
     Sums sum_pass{program, row};
@@ -1686,11 +1712,11 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       classes.final_kept_pass(KeptGradientPass<Program, Place>(program, row, place, classes.active));
     } else {
       Compute value = Compute(0);
-      constexpr int kLogs = kLed ? kKnownInPacks : kOfSoftmax;
+      constexpr int kLogs = kLed ? kInPacks : kOfSoftmax;
       classes.final_pass_all(GradientPass<kLogs, Program, Place>(program, row, place, classes.active, &value));
       if constexpr (kAddsLast) {
         typename Program::Sums sums{value, Compute(0), Compute(0)};
-        group_reduce_sums<SumPass<false, kLed ? kKnownInPacks : kOfSoftmax, 0, Program>>(group, sums, sync);
+        group_reduce_sums<SumPass<false, kLed ? kInPacks : kOfSoftmax, 0, Program>>(group, sums, sync);
         row.sums.value += sums.value;
         program.finish(row, offset, classes.active, first);
       }
