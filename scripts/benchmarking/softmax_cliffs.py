@@ -134,6 +134,11 @@ def _dense() -> Iterator[Case]:
         yield Case(DENSE, logits((8192, 32000), BF16, loss=loss), copy_bar=0.75)
     yield Case(DENSE, logits((8192, 32000), BF16, {"beta": 0.5}, "distillation_loss"), copy_bar=0.75)
     yield Case(DENSE, logits((8192, 32000), BF16, {"log_target": True}, "kl_div_with_logits"), copy_bar=0.75)
+    # The fixed cost of a row counts.
+    yield Case(DENSE, logits(few(128), BF16, loss="kl_div_with_logits"), copy_bar=0.75)
+    yield Case(DENSE, logits(few(200), BF16, kind="probabilities"), copy_bar=0.75)
+    yield Case(DENSE, logits(few(128), BF16, loss="distillation_loss"), copy_bar=0.75)
+    yield Case(DENSE, logits(few(256), F32, loss="distillation_loss"), copy_bar=0.75)
     # Vocabularies of which few rows fit on chip. Rows of 50257 classes begin between vectors.
     for shape in ((4096, 50257), (2048, 128256)):
         for loss in ("kl_div_with_logits", "distillation_loss"):
