@@ -234,10 +234,10 @@ struct DenseSums {
 //   log p = rate y - lse,    log q = rate t - lse',    log(q / p) = rate (t - y) + gap         gap = lse - lse'
 //
 // where y and t are the logits of student and teacher, before they are scaled or after a cap. The ratio does not
-// inherit the rounding errors of both logarithms. The largest logits need digits that rate y - lse lacks, so
-// Softmax::log_p evaluates them. Without kNarrow, p is the exponential divided by the sum of exponentials, and as
-// accurate as both: where p and q are far apart, errors of the logarithms would not cancel in their divergence. If the
-// maxima of both rows are far apart, t is shifted toward y.
+// inherit the rounding errors of both logarithms. A largest logit with most of the probability, whose logarithm is near
+// 0, needs digits that rate y - lse lacks, so Softmax::log_p evaluates it. Without kNarrow, p is the exponential
+// divided by the sum of exponentials, and as accurate as both: where p and q are far apart, errors of the logarithms
+// would not cancel in their divergence. If the maxima of both rows are far apart, t is shifted toward y.
 template <class Compute>
 struct KnownLogs {
   Compute rate, gap;
