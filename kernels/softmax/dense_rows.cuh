@@ -626,6 +626,10 @@ struct ExpPass {
 // not leaders; or the softmax of the row, with the ratio of KnownLogs.
 enum LogsOf { kOfSoftmax, kKnownInPacks, kKnownInLanes, kKnownAlone, kKnownRatio };
 
+// True if a pass evaluates packs by KnownLogs and then the classes for which they lack digits.
+template <int kLogs>
+constexpr bool kKnownWithExceptions = kLogs == kKnownInPacks || kLogs == kKnownInLanes;
+
 // Calls f(i) for each set bit of `bits`. Rare, and not unrolled because that would fill the instruction cache. With
 // kKnownInLanes each lane takes its own next bit, so that lanes with different ones run together. Otherwise all lanes
 // take the same bit, for which the compiler needs fewer registers.
@@ -665,7 +669,7 @@ struct SumPass {
     Compute raw[kVecSize], target[kVecSize];
     unpack(x, raw);
     unpack(t, target);
-    if constexpr ((kLogs == kKnownInPacks || kLogs == kKnownInLanes) && Program::kKnown) {
+    if constexpr (kKnownWithExceptions<kLogs> && Program::kKnown) {
       Compute y[kVecSize], second[kVecSize];
       unsigned classes = program.lacking_digits(row, static_cast<int>(first), raw, target);
       program.logit.unscaled_of(raw, y);
@@ -1240,7 +1244,7 @@ template <int kLogs, class Program, class Place, class Compute = typename Progra
 struct GradientPass {
   static constexpr bool kReadsTargets = !Program::kSkipsSums || Program::kValued;
   // True if row.leader is set without KnownLogs: only the leader's pack is then compared with the largest logit.
-  static constexpr bool kKnowsLeader = (kLogs == kKnownInPacks || kLogs == kKnownInLanes) && Program::kAffine;
+  static constexpr bool kKnowsLeader = kKnownWithExceptions<kLogs> && Program::kAffine;
   const Program& program;
   const typename Program::Row& row;
   const Place& place;
@@ -1668,6 +1672,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       row.known = true;
 #pragma unroll
       for (int i = 0; i < Program::kSoftmaxes; ++i) {
+        // KnownLogs lack digits where log p is near 0.
         row.leader[i] = leader_of_row(known[i], row.softmax[i], Compute(0.5));
       }
     }
