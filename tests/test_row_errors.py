@@ -324,6 +324,7 @@ def test_the_example_is_valid() -> None:
         ({"row": "log_p"}, "row: the name `log_p` is unknown"),
         ({"penalty": "nll", "references": {"row": abs, "penalty": abs}}, "penalty: the name `nll` is unknown"),
         ({"softmax": False, "row": "rest"}, "row: the name `rest` is unknown"),
+        ({"limits": {("beta", 1.0): "log_p"}}, "`limits` must be of its parameters, got 'beta'"),
         ({"positional": "input target weights"}, "`positional` names the unknown argument 'weights'"),
         ({"constants": {"lse": "1"}}, "the name 'lse' is taken"),
         ({"constants": {"mask": "1"}}, "the name 'mask' is taken"),

@@ -222,6 +222,7 @@ distillation_loss = define_softmax(
     constants={"remainder": "1 - beta"},
     term="mixed_divergence(log_q, log_p, beta, remainder)",
     plain={"term": "log_relative_entropy(log_q, log_p)"},
+    limits={("beta", 1.0): "log_relative_entropy(log_p, log_q)"},
     balanced=True,
     references={"term": _distillation_term},
     scale="temperature",

@@ -37,6 +37,7 @@ class Static(NamedTuple):
     smoothed: bool
     capped: bool
     plain: bool
+    limit: int
     lse: bool
     accuracy: bool
     inplace: bool

@@ -33,6 +33,7 @@ class Static(NamedTuple):
         reduction, out_dtype, flags: Arguments of the call; flags as positions of their choices.
         smoothed, capped: True if labels are smoothed, or logits capped. Kernels are compiled for it.
         plain: True if all parameters that the plain expression leaves out are 0.
+        limit: Position of the term's limit that applies, as returned by ``SoftmaxLoss.limit``.
         lse, accuracy: True if the call also returns them.
         inplace: True if backward may overwrite the first operand with its gradient.
         check: Moment at which a label out of range raises, one of :data:`.definition.CHECKS`.
@@ -52,6 +53,7 @@ class Static(NamedTuple):
     smoothed: bool
     capped: bool
     plain: bool
+    limit: int
     lse: bool
     accuracy: bool
     inplace: bool

@@ -165,6 +165,7 @@ class SoftmaxKernel(Kernel):
     smoothed: bool = False
     capped: bool = False
     plain: bool = False
+    limit: int = 0
     counted: bool = False
     self_counting: bool = False
     tallies: bool = False
@@ -218,6 +219,7 @@ class SoftmaxKernel(Kernel):
             "padded",
         )
         parts += [x.replace("_", "-") for x in switches if getattr(self, x)]
+        parts += [f"limit{self.limit}"] if self.limit else []
         parts += [] if self.valued else ["no-value"]
         parts += [f"{self.warps}-warps"] if self.warps > 1 else []
         parts += [f"{self.per_thread}-per-thread"] if self.per_thread else []
@@ -810,6 +812,8 @@ class _Dense:
             expression = loss.expressions.get(part, "0")
             if kernel.plain:
                 part, expression = ("plain", loss.plain[part]) if part == "term" else (part, "0")
+            elif kernel.limit and part == "term":
+                part, expression = "limits", [*loss.limits.values()][kernel.limit - 1]
             used = names_in(expression)
             numbers = [x for x in [*(x.name for x in loss.parameters), *loss.constants] if x in used]
             lines += _functor(functor, kernel, numbers)

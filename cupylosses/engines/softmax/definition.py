@@ -105,6 +105,7 @@ class SoftmaxLoss(Definition):
             is not 0.
         plain: Cheaper expressions for ``row`` and ``term``, by these names. They apply if all parameters that they do
             not mention are 0, and they omit the penalty.
+        limits: Cheaper expressions for ``term``, by a parameter and the value of it for which they apply.
         affine: True if the term is affine in log_p: its sums then need no pass besides that of the softmax. Without a
             softmax, True if the row is affine in the log-probability: its second derivatives are 0.
         balanced: True if the derivatives of the plain term with respect to log_p sum to 0 over the classes.
@@ -121,6 +122,7 @@ class SoftmaxLoss(Definition):
     scale: str | None = None
     specialize: Mapping[str, str] = field(default_factory=dict)
     plain: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[tuple[str, float], str] = field(default_factory=dict)
     affine: bool = False
     balanced: bool = False
     reduction: str = "mean"
@@ -139,6 +141,9 @@ class SoftmaxLoss(Definition):
             raise ValueError(
                 f"{self.name}: `references` must be of {tuple(self.expressions)}, got {tuple(self.references)}"
             )
+        for parameter, _ in self.limits:
+            if parameter not in [x.name for x in self.parameters]:
+                raise ValueError(f"{self.name}: `limits` must be of its parameters, got {parameter!r}")
         super().__post_init__()
 
     def check_expressions(self) -> None:
@@ -149,6 +154,9 @@ class SoftmaxLoss(Definition):
         for part, expression in self.plain.items():
             names = [*self.sees(part), *(x.name for x in self.options), *self.constants]
             check(expression, names, Part(self.name, f"plain {part}", self.places.get("plain")))
+        for (parameter, value), expression in self.limits.items():
+            names = [*self.sees("term"), *(x.name for x in self.options), *self.constants]
+            check(expression, names, Part(self.name, f"term at {parameter} = {value:g}", self.places.get("limits")))
 
     @cached_property
     def left_out(self) -> Mapping[str, frozenset[str]]:
@@ -163,6 +171,13 @@ class SoftmaxLoss(Definition):
     def has_plain(self, kind: str) -> bool:
         """True if rows with this kind of target have a plain expression."""
         return part_of(kind) in self.plain
+
+    def limit(self, kind: str, parameters: Mapping[str, float]) -> int:
+        """Position, counted from 1, of the first of ``limits`` that applies to a call; 0 if none does."""
+        if part_of(kind) == "row":
+            return 0
+        applies = [parameters[name] == value for name, value in self.limits]
+        return 1 + applies.index(True) if any(applies) else 0
 
     @cached_property
     def expressions(self) -> Mapping[str, str]:
@@ -198,6 +213,7 @@ class SoftmaxLoss(Definition):
             self.affine,
             self.balanced,
             *self.plain.items(),
+            *self.limits.items(),
             self.softmax,
             self.weights,
             self.mean_of_weights,

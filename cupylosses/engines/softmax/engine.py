@@ -380,6 +380,7 @@ def checked_settings(
         flags=flags,
         smoothed=smoothed,
         plain=loss.has_plain(kind) and not any([named[x] for x in loss.left_out[kind]]),
+        limit=loss.limit(kind, named),
         capped=softcap != 0.0,
         lse=softmax_checks.switch(loss, "return_lse", common.get("return_lse", False)),
         accuracy=accuracy,

@@ -200,6 +200,7 @@ def _plan(
         flags=flags,
         smoothed=smoothed,
         plain=loss.has_plain(kind) and not capped,
+        limit=0,
         capped=capped,
         lse=False,
         accuracy=False,
