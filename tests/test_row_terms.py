@@ -24,6 +24,7 @@ from tools.softmax.properties import (
     term_chip,
     terms_keep_sure_rows,
     terms_keep_sure_teachers,
+    terms_read_teachers_again,
     terms_share_equal_logits,
 )
 from torch import Tensor
@@ -230,6 +231,18 @@ def test_the_gradient_of_a_student_close_to_its_teacher(layout: str) -> None:
     truth = x.detach().double().softmax(1) - t.double().softmax(1)
     assert x.grad is not None
     assert float(((x.grad.double() - truth) / truth).abs().max()) < 2**-5
+
+
+@pytest.mark.parametrize("layout", ["subwarp", "windowed"])
+def test_slopes_take_the_place_of_teachers(layout: str) -> None:
+    """In bfloat16, what the gradient needs replaces the teacher's logits: not those beside a likely class, and in
+    windows not all of them.
+    """
+    dtypes = ("bfloat16", "bfloat16")
+    for sure in (False, True):
+        call = draw_terms("distillation_loss, mixed", shape_of(layout, dtypes), KERNELS, dtypes, sure=(sure, sure))
+        agrees_with_truth(call, both=False)
+    terms_read_teachers_again(shape_of(layout, dtypes), KERNELS)
 
 
 @pytest.mark.addresses

@@ -337,6 +337,19 @@ __device__ __forceinline__ Pack<Storage, kVecSize> narrow_in_pairs(const Compute
   return pack;
 }
 
+// Returns a pack of another type of the same size, with the same bits.
+template <class To, class From, int kVecSize>
+__device__ __forceinline__ Pack<To, kVecSize> reinterpret_pack(const Pack<From, kVecSize>& pack) {
+  static_assert(sizeof(To) == sizeof(From), "elements of the same size");
+  Pack<To, kVecSize> result;
+#pragma unroll
+  for (int i = 0; i < Pack<To, kVecSize>::kWords; ++i) {
+    reinterpret_cast<typename Pack<To, kVecSize>::Word*>(&result)[i] =
+        reinterpret_cast<const typename Pack<From, kVecSize>::Word*>(&pack)[i];
+  }
+  return result;
+}
+
 template <class Scalar, int kCount, int kVecSize>
 struct NarrowPack<Components<Scalar, kCount>, kVecSize> {
   template <class Compute>

@@ -458,12 +458,13 @@ __device__ __forceinline__ RelativeEntropy<float> scalar_log_relative_entropy(fl
 
 // Logarithm of a probability as the operand of a divergence, with two numbers that are known besides: the probability
 // itself, and the logarithm of its ratio to the other operand, which the difference of the two logarithms would round.
-// A primitive without an overload for it uses the logarithm. As with kTentative, the value may be NaN at an edge of the
-// domain that the overload leaves out.
+// With kNarrow, both logarithms are also known to base 2. A primitive without an overload for it uses the logarithm. As
+// with kTentative, the value may be NaN at an edge of the domain that the overload leaves out.
 template <class T, unsigned kMask>
 struct KnownLog : Dual<T, kMask> {
   T number;
   T log_ratio;
+  T log2, log2_ratio;
 };
 
 template <unsigned kA, unsigned kB>
@@ -474,50 +475,54 @@ __device__ __forceinline__ Dual<float, kA | kB> log_relative_entropy(const Known
                y.by_log_a, y.by_log_b);
 }
 
-// mixed_divergence (see below) of known logarithms; with kNarrow for beta > 0. With k(r) = log(complement + beta
-// exp(r)) = log(m / p), where r = log(q / p), the value is m (r k'(r) - k(r)), and k generates the cumulants of a
-// random number that is 1 with probability beta and 0 otherwise:
+// Term of known logarithms. `by_p` is its derivative with respect to the probability whose logarithm has the first
+// slot. It is finite, also where that probability is 0.
+template <class T, unsigned kMask>
+struct TermOfKnownLogs : Dual<T, kMask> {
+  T by_p;
+};
+template <class Scalar, class T, unsigned kMask>
+__device__ __forceinline__ const TermOfKnownLogs<T, kMask>& lift(const TermOfKnownLogs<T, kMask>& x) {
+  return x;
+}
+
+// mixed_divergence (see below) of known logarithms, with kNarrow for a beta between 0 and 1. With r = log(q / p) and
+// k(r) = log(complement + beta exp(r)) = log(m / p), the value is m (r k'(r) - k(r)), and k generates the cumulants of
+// a random number that is 1 with probability beta and 0 otherwise:
 //
 //   k(r) = sum over n of c_n r^n / n!                 r k'(r) - k(r) = sum over n > 1 of (n - 1) c_n r^n / n!
 //
-// Near r = 0 both are polynomials. Farther out they follow from the logarithm of m. With beta = 1 the difference q - p
-// is added.
+// Near r = 0 both are polynomials, to 2^-15. Farther out they follow from the logarithm of m. All logarithms are to
+// base 2.
 template <unsigned kQ, unsigned kP>
-__device__ __forceinline__ Dual<float, kQ | kP> mixed_divergence(const KnownLog<float, kQ>& log_q,
-                                                                 const KnownLog<float, kP>& log_p,
-                                                                 const Dual<float, 0>& beta,
-                                                                 const Dual<float, 0>& complement) {
+__device__ __forceinline__ auto mixed_divergence(const KnownLog<float, kQ>& log_q, const KnownLog<float, kP>& log_p,
+                                                 const Dual<float, 0>& beta, const Dual<float, 0>& complement) {
+  const Dual<float, kQ>& x = log_q;
+  const Dual<float, kP>& y = log_p;
   if constexpr (!kNarrow) {
-    return mixed_divergence(static_cast<const Dual<float, kQ>&>(log_q), static_cast<const Dual<float, kP>&>(log_p),
-                            beta, complement);
-  }
-  // Constants, the same for all classes. The divergence with beta = 1 is the limit of that with beta < 1 over
-  // `variance`.
-  const float b = beta.value, c = complement.value, variance = b * c, skew = c - b;
-  const bool reverse = c == 0.0f;
-  const float third = skew, fourth = scalar_fma(-6.0f, variance, 1.0f),
-              fifth = skew * scalar_fma(-12.0f, variance, 1.0f);
-  const float sixth = scalar_fma(-30.0f * variance, scalar_fma(-4.0f, variance, 1.0f), 1.0f);
-  const float scale = b == 0.0f ? scalar_nan(0.0f) : reverse ? 1.0f : variance;
-  const float of_q = reverse ? 0.0f : b, of_p = reverse ? 1.0f : c, of_difference = reverse ? 1.0f : 0.0f;
+    return mixed_divergence(x, y, beta, complement);
+  } else {
+    // Constants, the same for all classes: powers of log 2; beta, or NaN; cumulants divided by the variance.
+    constexpr float kLog2 = 0.693147181f, kSquare = 0.480453014f, kCube = 0.333024651f, kFourth = 0.230835099f,
+                    kFifth = 0.160002699f;
+    const float b = beta.value * complement.value > 0.0f ? beta.value : scalar_nan(0.0f), c = complement.value;
+    const float variance = b * c, third = c - b;
+    const float fourth = scalar_fma(-6.0f, variance, 1.0f), fifth = third * scalar_fma(-12.0f, variance, 1.0f);
 
-  const float q = log_q.number, p = log_p.number, r = log_q.log_ratio;
-  const float m = scalar_fma(b, q, scalar_fma(c, p, 1e-37f)), log2_m = __log2f(m);
-  const bool near = fabsf(r) < 0.35f;
-  const float k = r * scalar_polynomial(r, b, variance * 0.5f, variance * third * (1.0f / 6),
-                                        variance * fourth * (1.0f / 24), variance * fifth * (1.0f / 120));
-  // Limited to finite values, because a number is 0 where its logarithm is infinite.
-  const float far_k = reverse ? r : scalar_fma(log2_m, 0.693147181f, -log_p.value);
-  const float far_q = scalar_fma(log2_m, -0.693147181f, log_q.value);
-  const float by_p = -(of_p * p * select_computed(near, k, fminf(far_k, 200.0f)));
-  const float of_m = of_q * q, q_over_m = select_computed(near, r - k, fmaxf(far_q, -200.0f)), by_q = of_m * q_over_m;
-  const float series = scalar_polynomial(r, scale * 0.5f, scale * third * (1.0f / 3), scale * fourth * 0.125f,
-                                         scale * fifth * (1.0f / 30), scale * sixth * (1.0f / 144));
-  const float difference = q - p, far = scalar_fma(of_difference, difference, scalar_fma(of_m, q_over_m, by_p));
-  const float value = select_computed(near, m * r * r * series, far);
-  const float reverse_by_q = near ? scalar_fma(p, r, value) : difference;
-  return chain(static_cast<const Dual<float, kQ>&>(log_q), static_cast<const Dual<float, kP>&>(log_p), value,
-               reverse ? reverse_by_q : by_q, by_p);
+    const float q = log_q.number, p = log_p.number, r = log_q.log2_ratio;
+    const float m = scalar_fma(b, q, scalar_fma(c, p, 1e-37f)), log2_m = __log2f(m);
+    const bool near = fabsf(r) < 0.288539008f;  // 0.2 / log 2
+    const float near_k = r * scalar_polynomial(r, b, variance * (kLog2 / 2), variance * third * (kSquare / 6),
+                                               variance * fourth * (kCube / 24));
+    // Limited to finite values, because a number is 0 where its logarithm is infinite.
+    const float k = select_computed(near, near_k, fminf(log2_m - log_p.log2, 250.0f));
+    const float q_over_m = select_computed(near, r - k, fmaxf(log_q.log2 - log2_m, -250.0f));
+    const float by_p = -(c * kLog2) * k, by_log_p = p * by_p, by_q = (b * kLog2) * q_over_m;
+    const float series = scalar_polynomial(r, variance * (kSquare / 2), variance * third * (kCube / 3),
+                                           variance * fourth * (kFourth / 8), variance * fifth * (kFifth / 30));
+    const float value = select_computed(near, m * r * r * series, scalar_fma(q, by_q, by_log_p));
+    return TermOfKnownLogs<float, kQ | kP>{chain(x, y, value, q * by_q, by_log_p), by_p};
+  }
 }
 
 // a log(a / b) - a + b from the logarithms of a and b, also if one of a and b underflows; never negative.

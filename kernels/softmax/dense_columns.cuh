@@ -77,6 +77,7 @@ struct ColumnDenseClasses {
   using Target = typename Program::Target;
   using Compute = typename Program::Compute;
   static constexpr bool kHasRoom = sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
+  static constexpr bool kReplaces = false;
   static constexpr int kEach = 4;
   Input* x;
   Target* t;

@@ -17,7 +17,8 @@
 //    (the classes of the largest logits), terms receive KnownLogs: both probabilities, and the logarithm of their
 //    ratio, computed from the difference of the logits.
 // 4. GradientPass: gradients of both operands. If SumPass has replaced the operands by numbers that the gradients need,
-//    KeptGradientPass computes them from these. In 16 bits, h_1 is the gradient where it sums to 0, so
+//    KeptGradientPass computes them from these. In 16 bits, where only one number per class has room, a SlopeSumPass
+//    replaces the teacher's logits by dh/dp, for SlopeGradientPass; and h_1 is the gradient where it sums to 0, so
 //    SumAndGradientPass writes it while it adds.
 //
 // A thread that shares a row on chip with no other lane of its warp (Classes::kAlone) also uses KnownLogs
@@ -96,7 +97,14 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Stora
   part.exp_sum += sum_elements(e);
 }
 
-// Returns element i of an array in registers, for loops that are not unrolled.
+// Element i of a pack, and of an array in registers, for loops that are not unrolled.
+template <class Storage, int kCount>
+__device__ __forceinline__ Storage stored_element(const Pack<Storage, kCount>& x, int i) {
+  Storage y = x.element[0];
+#pragma unroll
+  for (int j = 1; j < kCount; ++j) y = i == j ? x.element[j] : y;
+  return y;
+}
 template <class Compute, int kCount>
 __device__ __forceinline__ Compute element_at(const Compute (&x)[kCount], int i) {
   Compute y = x[0];
@@ -242,7 +250,7 @@ template <class Compute>
 struct KnownLogs {
   Compute rate, gap;
   Compute shift;
-  Compute rate2, lse2, teacher_lse2;  // of base-2 logarithms, with kNarrow
+  Compute rate2, gap2, lse2, teacher_lse2;  // of base-2 logarithms, with kNarrow
 
   template <class Logits>
   __device__ __forceinline__ void set(const Logits& logit, const Softmax<Compute>& of_student,
@@ -256,16 +264,23 @@ struct KnownLogs {
     gap = (scalar_fma(rate, shift, -of_teacher.max_logit) + of_student.max_logit) +
           scalar_narrow_log(excess, scalar_log(ratio)).log;
     rate2 = rate * kLog2E;
+    gap2 = gap * kLog2E;
     // Rounded like the shifts in the exponents of the exponentials that were added.
     lse2 = of_student.max_logit * kLog2E + of_student.log_sum * kLog2E;
     teacher_lse2 = of_teacher.max_logit * kLog2E + of_teacher.log_sum * kLog2E;
   }
   // Operands of a term: log_p() is for its first slot, log_q() for its second one.
   __device__ __forceinline__ KnownLog<Compute, 1u> log_p(const Softmax<Compute>& softmax, Compute y, Compute t) const {
-    return known<0>(softmax, y, lse2, -log_ratio(y, t));
+    auto x = known<0>(softmax, y, lse2);
+    x.log_ratio = -log_ratio(y, t);
+    x.log2_ratio = -log2_ratio(y, t);
+    return x;
   }
   __device__ __forceinline__ KnownLog<Compute, 2u> log_q(const Softmax<Compute>& softmax, Compute y, Compute t) const {
-    return known<1>(softmax, t, teacher_lse2, log_ratio(y, t));
+    auto x = known<1>(softmax, t, teacher_lse2);
+    x.log_ratio = log_ratio(y, t);
+    x.log2_ratio = log2_ratio(y, t);
+    return x;
   }
   // Sets both operands from the logarithms of the softmaxes, so that no class lacks digits. Where p is large, their
   // difference has more digits than the ratio: a logarithm near 0 does not inherit the rounding errors of large logits.
@@ -278,6 +293,10 @@ struct KnownLogs {
     log_p.log_ratio = -log_q.log_ratio;
     log_p.number = scalar_exp(log_p.value);
     log_q.number = scalar_exp(log_q.value);
+    log_p.log2 = log_p.value * kLog2E;
+    log_q.log2 = log_q.value * kLog2E;
+    log_q.log2_ratio = log_q.log_ratio * kLog2E;
+    log_p.log2_ratio = -log_q.log2_ratio;
     log_p.tangent[0] = log_q.tangent[1] = Compute(1);
   }
 
@@ -285,16 +304,18 @@ struct KnownLogs {
   __device__ __forceinline__ Compute log_ratio(Compute y, Compute t) const {
     return scalar_fma((kNarrow ? t : t - shift) - y, rate, gap);
   }
+  __device__ __forceinline__ Compute log2_ratio(Compute y, Compute t) const {
+    return scalar_fma(t - y, rate2, gap2);
+  }
   template <int kSlot>
   __device__ __forceinline__ KnownLog<Compute, (1u << kSlot)> known(const Softmax<Compute>& softmax, Compute y,
-                                                                    Compute of_sum, Compute log_ratio) const {
+                                                                    Compute of_sum) const {
     KnownLog<Compute, (1u << kSlot)> x;
     x.tangent[kSlot] = Compute(1);
-    x.log_ratio = log_ratio;
     if constexpr (kNarrow) {
-      const Compute log2 = scalar_fma(y, rate2, -of_sum);
-      x.value = log2 * Compute(0.693147181);
-      x.number = exp2_ftz(log2);
+      x.log2 = scalar_fma(y, rate2, -of_sum);
+      x.value = x.log2 * Compute(0.693147181);
+      x.number = exp2_ftz(x.log2);
     } else {
       const Compute difference = rate * y - softmax.max_logit;
       x.value = difference - softmax.log_sum;
@@ -337,6 +358,23 @@ struct DenseRow {
   }
 };
 
+// True for the type of a term that also has its derivative with respect to p.
+template <class T>
+constexpr bool kHasSlope = false;
+template <class T, unsigned kMask>
+constexpr bool kHasSlope<TermOfKnownLogs<T, kMask>> = true;
+
+// Type of a term of KnownLogs; Absent if a row has none.
+template <class Term, bool kKnown>
+struct TermType {
+  using type = Absent;
+};
+template <class Term>
+struct TermType<Term, true> {
+  using type = decltype((*static_cast<const Term*>(nullptr))(KnownLog<float, 1u>(), KnownLog<float, 2u>(),
+                                                             Dual<float, 0>(), Dual<float, 0>()));
+};
+
 template <class Term_, class Penalty_, class Space_, class Input_, class Target_, class Weight_, class Mask_,
           class Result_, bool kTeacher_, bool kCapped_, bool kInputGradient_, bool kTargetGradient_,
           class Gradient_ = Input_, bool kInPlace_ = false, bool kInputApart_ = false, bool kTargetApart_ = false>
@@ -367,6 +405,10 @@ struct DenseRowProgram {
   static constexpr bool kKeeps = kTeacher && kInputGradient && !kTargetGradient && !kCapped_;
   // True if h_1 sums to 0 over a row and therefore is the gradient, up to rounding errors of the sums of exponentials.
   static constexpr bool kTermIsGradient = kKeeps && kKnown && kNarrow && Term_::kBalanced;
+  // True if SlopeSumPass may replace the teacher's logits of a row on chip by dh/dp: the term has it at no cost, the
+  // gradient would otherwise evaluate the term again, and what has room in their place is finer than a gradient.
+  static constexpr bool kKeepsSlopes = kKeeps && kHasSlope<typename TermType<Term_, kKnown && kNarrow>::type> &&
+                                       (sizeof(Target_) == 4 || kSameType<Gradient_, bfloat16_t>);
   // kSkipsSums: true if neither the gradients nor the outputs need SumPass. kValued: true if there is a value.
   // DenseHvpProgram (dense_second_derivatives.cuh) sets other values.
   static constexpr bool kSkipsSums = false;
@@ -464,10 +506,14 @@ struct DenseRowProgram {
   template <int kVecSize>
   __device__ __forceinline__ unsigned lacking_digits(const Row& row, int first, const Compute (&x)[kVecSize],
                                                      const Compute (&t)[kVecSize]) const {
-    unsigned classes = 0;
-    if (first == row.leader[0]) classes |= equal_bits(x, row.softmax[0].max_logit);
+    unsigned classes = leading(row, first, x);
     if (first == row.leader[kSoftmaxes - 1]) classes |= equal_bits(t, row.softmax[kSoftmaxes - 1].max_logit);
     return row.known ? classes : (1u << kVecSize) - 1u;
+  }
+  // Bit mask of the student's leader in a pack.
+  template <int kVecSize>
+  __device__ __forceinline__ unsigned leading(const Row& row, int first, const Compute (&x)[kVecSize]) const {
+    return first == row.leader[0] ? equal_bits(x, row.softmax[0].max_logit) : 0u;
   }
   template <int kVecSize>
   __device__ __forceinline__ unsigned equal_bits(const Compute (&x)[kVecSize], Compute z) const {
@@ -646,11 +692,25 @@ __device__ __forceinline__ void for_each_bit(unsigned bits, const F& f) {
   }
 }
 
+// Numbers per class that the gradients need and SumPass returns: none; h_1, which is the gradient; h_1 and p; or dh/dp.
+enum Kept { kKeepsNothing, kKeepsGradient, kKeepsGradientAndP, kKeepsSlope };
+
+// dh/dp of a term. Where it has none, it follows from h_1 = p dh/dp.
+template <class T, unsigned kMask>
+__device__ __forceinline__ T slope_of(const TermOfKnownLogs<T, kMask>& y, T) {
+  return y.by_p;
+}
+template <class T, unsigned kMask>
+__device__ __forceinline__ T slope_of(const Dual<T, kMask>& y, T p) {
+  const T h = tangent_or_zero(y, 0);
+  return h == T(0) ? T(0) : scalar_divide_in_range(h, p);
+}
+
 // Adds h, h_1 and h_2 of a thread's classes to row.sums. kLogs is any but kKnownAlone, and matters only with a teacher.
-// kKept: numbers per class that the gradients need: 2 (h_1 and p), 1 (h_1) or 0.
 template <bool kGradient, int kLogs, int kKept, class Program, class Compute = typename Program::Compute>
 struct SumPass {
   static constexpr bool kReadsTargets = true;
+  static constexpr int kNumbers = kKept == kKeepsGradientAndP ? 2 : kKept == kKeepsNothing ? 0 : 1;
   const Program& program;
   typename Program::Row& row;
 
@@ -665,7 +725,7 @@ struct SumPass {
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t,
                                              Compute (&kept)[2][kVecSize]) {
-    Compute(&grad_log_p)[kVecSize] = kept[0];
+    Compute(&of_term)[kVecSize] = kept[0];
     Compute raw[kVecSize], target[kVecSize];
     unpack(x, raw);
     unpack(t, target);
@@ -678,8 +738,9 @@ struct SumPass {
       const typename Program::Sums before = row.sums;
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        add(program.evaluate_known(row, y[i], second[i], first + i), grad_log_p[i]);
-        if constexpr (kKept == 2) kept[1][i] = row.logs.log_p(row.softmax[0], y[i], second[i]).number;
+        const Compute p = row.logs.log_p(row.softmax[0], y[i], second[i]).number;
+        add(program.evaluate_known(row, y[i], second[i], first + i), p, of_term[i]);
+        kept[1][i] = p;
       }
       if (row.sums.value != row.sums.value) {
         row.known = false;
@@ -690,7 +751,7 @@ struct SumPass {
         Compute of_class[2];
         evaluate(first + i, element_at(raw, i), element_at(target, i), of_class[0], of_class[1]);
 #pragma unroll
-        for (int k = 0; k < kKept; ++k) set_element_at(kept[k], i, of_class[k]);
+        for (int k = 0; k < kNumbers; ++k) set_element_at(kept[k], i, of_class[k]);
       });
     } else if constexpr (kLogs == kKnownRatio && Program::kKnown) {
       Compute y[kVecSize], second[kVecSize];
@@ -698,7 +759,7 @@ struct SumPass {
       program.logit.unscaled_of(target, second);
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        add(program.evaluate_exactly(row, y[i], second[i], first + i), grad_log_p[i]);
+        add(program.evaluate_exactly(row, y[i], second[i], first + i), Compute(0), of_term[i]);
       }
     } else {
 #pragma unroll
@@ -709,24 +770,24 @@ struct SumPass {
   template <class Op>
   __device__ __forceinline__ static void over(typename Program::Sums& sums, const Op& op) {
     op(sums.value);
-    if constexpr (kGradient && Program::kInputGradient && kKept != 1) op(sums.grad_log_p);
+    if constexpr (kGradient && Program::kInputGradient && kKept != kKeepsGradient) op(sums.grad_log_p);
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) op(sums.grad_log_q);
   }
   // Adds a class, evaluated from the softmaxes, given its logit before scaling and the target.
-  __device__ __forceinline__ void evaluate(int64 c, Compute x, Compute t, Compute& grad_log_p, Compute& p) const {
+  __device__ __forceinline__ void evaluate(int64 c, Compute x, Compute t, Compute& of_term, Compute& p) const {
     const Compute z = program.logit.value(x), second = program.second(t);
     const Softmax<Compute>& softmax = row.softmax[0];
     const bool leads = identical(z, softmax.max_logit);
     const bool teacher_leads = identical(second, row.softmax[Program::kSoftmaxes - 1].max_logit);
-    add(program.evaluate(row, z, second, c), grad_log_p, leads, teacher_leads);
-    if constexpr (kKept == 2) p = program.logit.exponential_of(z, softmax.max_logit) * softmax.inv_sum;
+    p = program.logit.exponential_of(z, softmax.max_logit) * softmax.inv_sum;
+    add(program.evaluate(row, z, second, c), p, of_term, leads, teacher_leads);
   }
   // Adds h of a class and its derivatives. Only a SumBesideLeader depends on `leads` and `teacher_leads`.
   template <class Y>
   __device__ __forceinline__ static void add_to(typename Program::Sums& sums, const Y& y, bool leads = false,
                                                 bool teacher_leads = false) {
     sums.value += y.value;
-    if constexpr (kGradient && Program::kInputGradient && kKept != 1) {
+    if constexpr (kGradient && Program::kInputGradient && kKept != kKeepsGradient) {
       add_class(sums.grad_log_p, tangent_or_zero(y, 0), leads);
     }
     if constexpr (kGradient && Program::kTargetGradient && Program::kTeacher) {
@@ -735,10 +796,12 @@ struct SumPass {
   }
 
  private:
+  // Also returns the number of the term that is kept. `p` matters only for kKeepsSlope.
   template <class Y>
-  __device__ __forceinline__ void add(const Y& y, Compute& grad_log_p, bool leads = false,
+  __device__ __forceinline__ void add(const Y& y, Compute p, Compute& of_term, bool leads = false,
                                       bool teacher_leads = false) const {
-    grad_log_p = tangent_or_zero(y, 0);
+    of_term = tangent_or_zero(y, 0);
+    if constexpr (kKept == kKeepsSlope) of_term = slope_of(y, p);
     add_to(row.sums, y, leads, teacher_leads);
   }
 };
@@ -760,6 +823,53 @@ struct SumAndGradientPass {
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) kept[0][i] *= factor;
     place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(kept[0]));
+  }
+};
+
+// dh/dp in place of the teacher's logits, in as many bytes. The factor makes the best of a half's range: |dh/dp| is
+// below 250, and small where the logarithms of p and q nearly agree.
+template <class Target>
+struct SlopeInPlace {
+  static_assert(sizeof(Target) == 2 || sizeof(Target) == 4, "a half or a float");
+  using Storage = Choose<sizeof(Target) == 2, half_t, float>;
+  static constexpr float kFactor = 256.0f;
+
+  template <int kVecSize>
+  static __device__ __forceinline__ Pack<Target, kVecSize> from(const float (&slopes)[kVecSize]) {
+    float scaled[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) scaled[i] = slopes[i] * kFactor;
+    return reinterpret_pack<Target>(NarrowPack<Storage, kVecSize>::from(scaled));
+  }
+  // Sets slopes to kFactor times dh/dp.
+  template <int kVecSize>
+  static __device__ __forceinline__ void scaled_of(const Pack<Target, kVecSize>& pack, float (&slopes)[kVecSize]) {
+    unpack(reinterpret_pack<Storage>(pack), slopes);
+  }
+};
+
+// SumPass that replaces the teacher's logits of a pack by dh/dp, except those of the student's leader.
+template <class Sums, class Program, class Compute = typename Program::Compute>
+struct SlopeSumPass {
+  static constexpr bool kReadsTargets = true;
+  using Target = typename Program::Target;
+  Sums& sums;
+
+  template <int kVecSize>
+  __device__ __forceinline__ Pack<Target, kVecSize> operator()(int64 first,
+                                                               const Pack<typename Program::Input, kVecSize>& x,
+                                                               const Pack<Target, kVecSize>& t) const {
+    Compute kept[2][kVecSize], raw[kVecSize];
+    sums(first, x, t, kept);
+    Pack<Target, kVecSize> replacement = SlopeInPlace<Target>::from(kept[0]);
+    unpack(x, raw);
+    if (const unsigned leading = sums.program.leading(sums.row, static_cast<int>(first), raw)) {
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (leading >> i & 1) replacement.element[i] = t.element[i];
+      }
+    }
+    return replacement;
   }
 };
 
@@ -1268,15 +1378,8 @@ struct GradientPass {
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<typename Program::Input, kVecSize>& x,
                                              const Pack<typename Program::Target, kVecSize>& t) const {
-    Compute grad_z[kVecSize], grad_t[kVecSize];
-    // A NaN row has no gradient: its gradients are NaN. Those of an inactive row are 0.
-    if (!active || row.value != row.value) {
-#pragma unroll
-      for (int i = 0; i < kVecSize; ++i) grad_z[i] = grad_t[i] = row.value;
-      store(first, grad_z, grad_t);
-      return;
-    }
-    Compute raw[kVecSize], target[kVecSize];
+    if (stores_value<kVecSize>(first)) return;
+    Compute raw[kVecSize], target[kVecSize], grad_z[kVecSize], grad_t[kVecSize];
     unpack(x, raw);
     if constexpr (kReadsTargets) {
       unpack(t, target);
@@ -1290,6 +1393,23 @@ struct GradientPass {
       evaluate(first, raw, target, grad_z, grad_t);
     }
     store(first, grad_z, grad_t);
+  }
+  // If the row has no gradient, stores that of a pack, and returns true: NaN for a NaN row, 0 for an inactive one.
+  template <int kVecSize>
+  __device__ __forceinline__ bool stores_value(int64 first) const {
+    if (active && row.value == row.value) return false;
+    Compute g[kVecSize];
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) g[i] = row.value;
+    store(first, g, g);
+    return true;
+  }
+  // Returns the gradient of a class, evaluated from the softmaxes.
+  __device__ __forceinline__ Compute exactly(int64 c, Compute x, Compute t) const {
+    const Compute raw[1] = {x}, target[1] = {t};
+    Compute grad_z[1], grad_t[1];
+    evaluate(c, raw, target, grad_z, grad_t);
+    return grad_z[0];
   }
 
  private:
@@ -1368,6 +1488,55 @@ struct GradientPass {
     if constexpr (Program::kTargetGradient) {
       place.template target<kVecSize>(first, NarrowPack<typename Program::TargetGradient, kVecSize>::from(grad_t));
     }
+  }
+};
+
+// Computes the gradients of a row from what SlopeSumPass left. If KnownLogs do not cover all values of the thread,
+// dh/dp may be out of range, and the thread reads its teacher's logits from memory again.
+template <int kLogs, class Program, class Place, class Compute = typename Program::Compute>
+struct SlopeGradientPass {
+  static constexpr bool kReadsTargets = true;
+  using Input = typename Program::Input;
+  using Target = typename Program::Target;
+  const Program& program;
+  const typename Program::Row& row;
+  const Target* teacher;
+  GradientPass<kLogs, Program, Place> gradients;
+  Compute factor;  // of dh/dp in its place
+
+  __device__ __forceinline__ SlopeGradientPass(const Program& program, const typename Program::Row& row,
+                                               const int64 (&offset)[kRowStreams], const Place& place, bool active)
+      : program(program),
+        row(row),
+        teacher(program.targets_of(offset)),
+        gradients(program, row, place, active),
+        factor(gradients.of_logits.factor * (Compute(1) / SlopeInPlace<Target>::kFactor)) {
+  }
+  template <int kVecSize>
+  __device__ __forceinline__ void operator()(int64 first, const Pack<Input, kVecSize>& x,
+                                             const Pack<Target, kVecSize>& t) const {
+    if (gradients.template stores_value<kVecSize>(first)) return;
+    Compute raw[kVecSize], y[kVecSize], g[kVecSize];
+    unpack(x, raw);
+    program.logit.unscaled_of(raw, y);
+    SlopeInPlace<Target>::scaled_of(t, g);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const Compute p = row.logs.log_p(row.softmax[0], y[i], Compute(0)).number;
+      g[i] = p * scalar_fma(g[i], factor, -gradients.of_logits.of_all);
+    }
+    const unsigned leading = program.leading(row, static_cast<int>(first), raw);
+    for_each_bit<kLogs>(row.known ? leading : (1u << kVecSize) - 1u, [&](int i) {
+      const Target of_teacher = row.known ? stored_element(t, i) : teacher[first + i];
+      set_element_at(g, i, gradients.exactly(first + i, element_at(raw, i), widen<Compute>(of_teacher)));
+    });
+    gradients.place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
+  }
+  // Version for packs of which `t` has the teacher's logits.
+  template <int kVecSize>
+  __device__ __forceinline__ void unreplaced(int64 first, const Pack<Input, kVecSize>& x,
+                                             const Pack<Target, kVecSize>& t) const {
+    gradients(first, x, t);
   }
 };
 
@@ -1492,7 +1661,7 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
                                                                      Scale& scale) {
   using Compute = typename Program::Compute;
   constexpr bool kKept = kGradient && Program::kKeeps && Classes::kHasRoom;
-  using Sums = SumPass<kGradient, kOfSoftmax, kKept ? 2 : 0, Program>;
+  using Sums = SumPass<kGradient, kOfSoftmax, kKept ? kKeepsGradientAndP : kKeepsNothing, Program>;
   typename Program::Row row;
   row.sums = {Compute(0), Compute(0), Compute(0)};
   row.classes = constant<Compute>(static_cast<double>(program.space.classes));
@@ -1561,6 +1730,11 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
 //   classes.for_each_kept(f)     calls f(first, x, t, kept) for all classes of this thread, and keeps `kept`
 //   classes.final_kept_pass(f)   calls f(first, kept) in the last pass; for an inactive row `kept` is undefined
 //
+// With Classes::kReplaces, numbers can replace targets:
+//
+//   classes.for_each_replaced(f)   calls t = f(first, x, t) for all classes of this thread
+//   classes.final_replaced_pass(f) final_pass_all(f), but calls f.unreplaced(first, x, t) where the row is read again
+//
 // With Classes::kAlone, the row is on chip too, and no other lane of the warp has classes of it:
 //
 //   classes.read(c, x, t)        returns the operands of a class of this thread
@@ -1592,6 +1766,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   // Gradients that overwrite logits in memory could destroy logits that other lanes are still to read.
   constexpr bool kAtOnce = kGradient && Program::kTermIsGradient && (Classes::kOnChip || !Program::kInPlace);
   constexpr bool kKept = kGradient && (kOnChip || kAlone) && !kAtOnce && Program::kKeeps && Classes::kHasRoom;
+  constexpr bool kSlopes = kGradient && kLed && Program::kKeepsSlopes && Classes::kReplaces && !kKept;
   const int width = group.subwarp_size();
   MaxPass<Program> maxima;
   if constexpr (kOnChip) classes.for_each(maxima);
@@ -1626,7 +1801,11 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   } else {
     // In 16 bits, the logarithms of the softmaxes take fewer instructions than KnownLogs and their exceptions.
     constexpr int kLogs = !kLed ? kOfSoftmax : kAtOnce ? kKnownRatio : kInPacks;
-    using Sums = SumPass<kGradient, kLogs, kAtOnce ? 1 : kKept ? 2 : 0, Program>;
+    constexpr int kKeeps = kAtOnce   ? kKeepsGradient
+                           : kKept   ? kKeepsGradientAndP
+                           : kSlopes ? kKeepsSlope
+                                     : kKeepsNothing;
+    using Sums = SumPass<kGradient, kLogs, kKeeps, Program>;
     OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
     KnownMax<Compute> known[Program::kSoftmaxes];
     if constexpr (kOnChip) {
@@ -1692,6 +1871,8 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       classes.final_pass(pass);
     } else if constexpr (kKept) {
       classes.for_each_kept(sum_pass);
+    } else if constexpr (kSlopes) {
+      classes.for_each_replaced(SlopeSumPass<Sums, Program>{sum_pass});
     } else if constexpr (kGradient) {
       classes.for_each(sum_pass);
     } else {
@@ -1715,6 +1896,9 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     using Place = decltype(place);
     if constexpr (kKept) {
       classes.final_kept_pass(KeptGradientPass<Program, Place>(program, row, place, classes.active));
+    } else if constexpr (kSlopes) {
+      classes.final_replaced_pass(
+          SlopeGradientPass<kInPacks, Program, Place>(program, row, offset, place, classes.active));
     } else {
       Compute value = Compute(0);
       constexpr int kLogs = kLed ? kInPacks : kOfSoftmax;

@@ -141,6 +141,13 @@ struct DenseSlots {
     const int edge = view.edge_class(group.thread_rank());
     if (visited && edge >= 0) f(edge, Pack<Input, 1>{{now.edge_x}}, Pack<Target, 1>{{now.edge_t}});
   }
+  // visit_edge() for for_each_replaced().
+  template <class F>
+  __device__ __forceinline__ void replace_edge(const F& f) {
+    const int edge = view.edge_class(group.thread_rank());
+    if (!active || edge < 0) return;
+    now.edge_t = f(edge, Pack<Input, 1>{{now.edge_x}}, Pack<Target, 1>{{now.edge_t}}).element[0];
+  }
 };
 
 // Reader of rows whose classes, Source::Classes<Program, Group>, move through slots.

@@ -25,6 +25,7 @@ struct DenseThreadPerRow {
     using Target = typename Program::Target;
     using Compute = typename Program::Compute;
     static constexpr bool kHasRoom = kStaged && sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
+    static constexpr bool kReplaces = false;
     using X = Pack<Input, 1>;
     using T = Pack<Target, 1>;
 

@@ -25,6 +25,7 @@ struct PackedDenseHvpClasses {
   static constexpr bool kManyPacks = false;
   static constexpr bool kAlone = false;
   static constexpr bool kHasRoom = false;
+  static constexpr bool kReplaces = false;
   using Input = typename Program::InputStorage;
   using Target = typename Program::TargetStorage;
   // Classes that are read together: a power of two that divides the number of classes, at most 4, in at most 16 bytes.

@@ -28,6 +28,7 @@ struct PackedDenseClasses {
   using Target = typename Program::Target;
   using Compute = typename Program::Compute;
   static constexpr bool kHasRoom = sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
+  static constexpr bool kReplaces = false;
   // Classes that are read together: a power of two that divides the number of classes, in at most 16 bytes.
   static constexpr int kWidest = 16 / static_cast<int>(sizeof(Input) > sizeof(Target) ? sizeof(Input) : sizeof(Target));
   static constexpr int kEach = (kClasses & -kClasses) < kWidest ? (kClasses & -kClasses) : kWidest;

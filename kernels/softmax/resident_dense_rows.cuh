@@ -45,6 +45,7 @@ struct StagedDenseRow : DenseSlots<Program_, Group, kVecSize, kShifted> {
   static constexpr bool kOnChip = true;
   static constexpr bool kManyPacks = false;
   static constexpr bool kHasRoom = sizeof(Input) == sizeof(Compute) && sizeof(Target) == sizeof(Compute);
+  static constexpr bool kReplaces = true;
   // Number of vectors per iteration. The code for two vectors of eight classes, or with two softmaxes, does not fit
   // into the nearest instruction cache.
   static constexpr int kUnrolled = Program::kTeacher || kVecSize >= 8 ? 1 : 2;
@@ -104,6 +105,20 @@ struct StagedDenseRow : DenseSlots<Program_, Group, kVecSize, kShifted> {
     }
     const int edge = view.edge_class(group.thread_rank());
     if (active && edge >= 0) f(edge, Pack<Input, 1>{{now.edge_x}}, Pack<Target, 1>{{now.edge_t}}, now.edge_kept);
+  }
+  template <class F>
+  __device__ __forceinline__ void for_each_replaced(const F& f) {
+    const int vectors = active ? view.vectors : 0;
+    Slot at = begin();
+#pragma unroll(kUnrolled)
+    for (int v = group.thread_rank(); v < vectors; v += group.num_threads(), at.advance()) {
+      store_words(at.t, f(view.first(v), load_words(at.x), load_words(at.t)));
+    }
+    this->replace_edge(f);
+  }
+  template <class F>
+  __device__ __forceinline__ void final_replaced_pass(const F& f) const {
+    final_pass_all(f);
   }
   template <class F>
   __device__ __forceinline__ void final_kept_pass(const F& f) const {

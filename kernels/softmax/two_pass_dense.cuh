@@ -27,6 +27,7 @@ struct TwoPassDense {
     static constexpr bool kManyPacks = false;
     static constexpr bool kAlone = false;
     static constexpr bool kHasRoom = false;
+    static constexpr bool kReplaces = false;
     using Input = typename Program::Input;
     using Target = typename Program::Target;
 

@@ -35,6 +35,7 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
   static constexpr bool kOnChip = false;
   static constexpr bool kManyPacks = true;
   static constexpr bool kHasRoom = false;
+  static constexpr bool kReplaces = true;
 
   bool backward;  // the next pass begins with the thread's last vector
 
@@ -60,6 +61,14 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
   template <class F>
   __device__ __forceinline__ void for_each(F& f) {
     pass<false>(f, active);
+  }
+  template <class F>
+  __device__ __forceinline__ void for_each_replaced(const F& f) {
+    pass<false, true>(f, active);
+  }
+  template <class F>
+  __device__ __forceinline__ void final_replaced_pass(const F& f) {
+    pass<true, true>(f, now.exists);
   }
   template <class F>
   __device__ __forceinline__ void final_pass(F& f) {
@@ -89,8 +98,9 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
             reinterpret_cast<typename Base::T*>(reinterpret_cast<char*>(first.t) + i * step)};
   }
 
-  // Visits the row if it is to be `visited`. kLast: refills the window with the vectors of the next row.
-  template <bool kLast, class F>
+  // Visits the row if it is to be `visited`. kLast: refills the window with the vectors of the next row. kReplaced: the
+  // targets of the vectors that one pass leaves in the window are replaced, and the last pass begins with them.
+  template <bool kLast, bool kReplaced = false, class F>
   __device__ __forceinline__ void pass(F& f, bool visited) {
     const Input* const x = program.input + now.offset[kLogits] + view.head;
     const Target* const t = program.targets + now.offset[kLabels] + view.head;
@@ -102,9 +112,21 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
     for (int left = count; left > 0; --left) {
       const Slot at = slot(i);
       cp_async_wait_groups<kWindow - 1>();
-      f(view.first(v), load_words(at.x), load_words(at.t));
       const int follower = v + step * kWindow;
-      if (static_cast<unsigned>(follower) < copied) {
+      const bool stays = static_cast<unsigned>(follower) >= copied;
+      if constexpr (kReplaced && !kLast) {
+        const auto replacement = f(view.first(v), load_words(at.x), load_words(at.t));
+        if (stays) store_words(at.t, replacement);
+      } else if constexpr (kReplaced) {
+        if (count - left < kWindow) {
+          f(view.first(v), load_words(at.x), load_words(at.t));
+        } else {
+          f.unreplaced(view.first(v), load_words(at.x), load_words(at.t));
+        }
+      } else {
+        f(view.first(v), load_words(at.x), load_words(at.t));
+      }
+      if (!stays) {
         Base::template copy<kLast>(at.x, x + follower * kVecSize);
         Base::template copy<kLast>(at.t, t + follower * kVecSize);
       } else if (kLast) {
@@ -118,7 +140,11 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
 #pragma unroll 1
       for (int j = count; j < kWindow; ++j) this->refill(vector(j), slot(j));
     }
-    this->visit_edge(f, visited);
+    if constexpr (kReplaced && !kLast) {
+      this->replace_edge(f);
+    } else {
+      this->visit_edge(f, visited);
+    }
     backward = !backward;
   }
 };

@@ -622,6 +622,30 @@ MUTANTS: tuple[Mutant, ...] = (
         "refill(vector(0), at)",
         ("dense, windowed",),
     ),
+    Mutant(
+        "dh/dp in place of the teacher's logit of a likely class",
+        DENSE_ROWS,
+        "SlopeSumPass",
+        r"leading >> i & 1",
+        "false",
+        ("dense, slopes",),
+    ),
+    Mutant(
+        "dh/dp taken for logits of the teacher",
+        DENSE_ROWS,
+        "SlopeGradientPass",
+        r"row\.known \? stored_element\(t, i\) : teacher\[first \+ i\]",
+        "stored_element(t, i)",
+        ("dense, slopes of values that are not covered",),
+    ),
+    Mutant(
+        "logits of the teacher behind the window taken for dh/dp",
+        "kernels/softmax/windowed_dense_rows.cuh",
+        "pass",
+        r"count - left < kWindow",
+        "true",
+        ("dense, slopes in a window",),
+    ),
     # Linear layers, whose rows are computed in chunks.
     Mutant(
         "value of the last chunk alone",

@@ -19,6 +19,7 @@ from cupylosses.engines.softmax.layout import (
     DENSE_ALONE_BLOCKS,
     DENSE_REGISTER_RESIDENT,
     DENSE_SUBWARP_BLOCKS,
+    HEAVY_SUBWARP_BLOCKS,
     LABEL_ONLY_RESIDENT,
     LABEL_ONLY_TILE_RESIDENT,
     PACKED_BLOCKS,
@@ -908,4 +909,7 @@ class _Dense:
         light = kernel.loss.affine and not (kernel.capped or kernel.counted)
         if light and kernel.layout == "subwarp" and kernel.kind == "value_and_gradient" and ITEMSIZE[kernel.input] == 2:
             return f"{THREADS}, {DENSE_SUBWARP_BLOCKS}"
+        heavy = not (kernel.loss.affine or kernel.plain) and ITEMSIZE[kernel.input] == 2
+        if heavy and kernel.layout == "subwarp" and kernel.kind == "value_and_gradient":
+            return f"{THREADS}, {HEAVY_SUBWARP_BLOCKS}"
         return f"{MAX_THREADS if block and kernel.kind != 'hvp' else THREADS}"

@@ -226,6 +226,9 @@ MANY_EDGES_BLOCKS = 7
 #: dense targets whose lanes share rows. Without the bound the compiler may take a few registers more, which leave room
 #: for only two blocks.
 DENSE_SUBWARP_BLOCKS = 3
+#: DENSE_SUBWARP_BLOCKS for mixtures of two softmaxes. Without the bound the compiler may take registers that leave room
+#: for only one block.
+HEAVY_SUBWARP_BLOCKS = 2
 #: Number of such blocks in kernels of two softmaxes in 16 bits with one thread per row, if the derivative of the term
 #: is the gradient.
 DENSE_ALONE_BLOCKS = 4

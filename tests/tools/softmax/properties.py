@@ -168,6 +168,22 @@ def terms_keep_sure_teachers(shape: Sequence[int], device: str = "cpu") -> None:
                 torch.testing.assert_close(found.cpu().double(), right.exact.view(found.shape), rtol=1e-4, atol=1e-13)
 
 
+def terms_read_teachers_again(shape: Sequence[int], device: str = "cpu") -> None:
+    """The gradient is right where known logarithms do not cover the values, after they replaced the teacher's logits.
+
+    They do not cover a mixture with a beta that is 0 in float32.
+    """
+    import torch
+
+    x, t = (y.bfloat16() for y in 2 * torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
+    options = {"temperature": 1.0, "reduction": "none"}
+    exact = truth("distillation_loss", {"student_logits": x.double(), "teacher_logits": t.double(), **options})
+    leaf = x.to(device).requires_grad_()
+    (gradient,) = gradients(F.distillation_loss(leaf, t.to(device), beta=1e-50, **options), [leaf], 1.0)
+    right = exact.gradients["student_logits"].exact.view(gradient.shape)
+    torch.testing.assert_close(gradient.cpu().double(), right, rtol=2**-7, atol=2**-12 * float(right.abs().max()))
+
+
 def terms_share_equal_logits(shape: Sequence[int], device: str = "cpu") -> None:
     """If all classes have the largest logit, each gets an equal share."""
     import torch
