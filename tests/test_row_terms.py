@@ -235,8 +235,8 @@ def test_the_gradient_of_a_student_close_to_its_teacher(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["subwarp", "windowed"])
 def test_slopes_take_the_place_of_teachers(layout: str) -> None:
-    """In bfloat16, what the gradient needs replaces the teacher's logits: not those beside a likely class, and in
-    windows not all of them.
+    """In bfloat16, what the gradient needs replaces the teacher's logits, except those of likely classes. Behind a
+    window it lies where the gradient will.
     """
     dtypes = ("bfloat16", "bfloat16")
     for sure in (False, True):

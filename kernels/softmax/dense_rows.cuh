@@ -1532,12 +1532,6 @@ struct SlopeGradientPass {
     });
     gradients.place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
   }
-  // Version for packs of which `t` has the teacher's logits.
-  template <int kVecSize>
-  __device__ __forceinline__ void unreplaced(int64 first, const Pack<Input, kVecSize>& x,
-                                             const Pack<Target, kVecSize>& t) const {
-    gradients(first, x, t);
-  }
 };
 
 // Computes the gradients of a row whose SumPass has kept h_1 and p of each class.
@@ -1733,7 +1727,7 @@ __device__ __forceinline__ typename Program::Compute visit_known_row(const Progr
 // With Classes::kReplaces, numbers can replace targets:
 //
 //   classes.for_each_replaced(f)   calls t = f(first, x, t) for all classes of this thread
-//   classes.final_replaced_pass(f) final_pass_all(f), but calls f.unreplaced(first, x, t) where the row is read again
+//   classes.final_replaced_pass(f) calls f(first, x, t) with these targets, otherwise as final_pass_all()
 //
 // With Classes::kAlone, the row is on chip too, and no other lane of the warp has classes of it:
 //

@@ -13,8 +13,11 @@
 // A group owns a row, and a thread the same vectors in all passes. Each step of a pass commits one group of copies,
 // perhaps an empty one, so that a vector has arrived once all groups but the last kWindow - 1 have.
 //
+// Numbers that replace targets for the last pass stay in the window, or are stored where the gradients will be.
+//
 // Traffic: the first pass reads both operands, each further one all vectors but a window of them; each gradient is
-// written once. Preconditions: those of dense_slots.cuh; shared memory for kWindow slots per thread.
+// written once, and so is what replaces targets. Preconditions: those of dense_slots.cuh; shared memory for kWindow
+// slots per thread.
 #pragma once
 #include "softmax/dense_slots.cuh"
 
@@ -35,7 +38,8 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
   static constexpr bool kOnChip = false;
   static constexpr bool kManyPacks = true;
   static constexpr bool kHasRoom = false;
-  static constexpr bool kReplaces = true;
+  // Replacements lie where the gradients will, so these must have as many bytes and leave the logits in place.
+  static constexpr bool kReplaces = sizeof(Target) == sizeof(typename Program::Gradient) && !Program::kInPlace;
 
   bool backward;  // the next pass begins with the thread's last vector
 
@@ -98,12 +102,14 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
             reinterpret_cast<typename Base::T*>(reinterpret_cast<char*>(first.t) + i * step)};
   }
 
-  // Visits the row if it is to be `visited`. kLast: refills the window with the vectors of the next row. kReplaced: the
-  // targets of the vectors that one pass leaves in the window are replaced, and the last pass begins with them.
+  // Visits the row if it is to be `visited`. kLast: refills the window with the vectors of the next row. kReplaced: one
+  // pass replaces targets, in the window or else in memory, and the last pass reads these numbers.
   template <bool kLast, bool kReplaced = false, class F>
   __device__ __forceinline__ void pass(F& f, bool visited) {
     const Input* const x = program.input + now.offset[kLogits] + view.head;
     const Target* const t = program.targets + now.offset[kLabels] + view.head;
+    // Numbers that replace targets behind the window.
+    auto* const replacements = reinterpret_cast<Target*>(program.gradients + now.offset[kGradients]);
     const int count = visited ? count_of(view.vectors) : 0;
     const unsigned copied = active ? view.vectors : 0;
     const int step = backward ? -group.num_threads() : group.num_threads();
@@ -116,19 +122,22 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
       const bool stays = static_cast<unsigned>(follower) >= copied;
       if constexpr (kReplaced && !kLast) {
         const auto replacement = f(view.first(v), load_words(at.x), load_words(at.t));
-        if (stays) store_words(at.t, replacement);
-      } else if constexpr (kReplaced) {
-        if (count - left < kWindow) {
-          f(view.first(v), load_words(at.x), load_words(at.t));
+        if (stays) {
+          store_words(at.t, replacement);
         } else {
-          f.unreplaced(view.first(v), load_words(at.x), load_words(at.t));
+          store_pack<kVecSize>(replacements + view.first(v), replacement);
         }
       } else {
         f(view.first(v), load_words(at.x), load_words(at.t));
       }
       if (!stays) {
         Base::template copy<kLast>(at.x, x + follower * kVecSize);
-        Base::template copy<kLast>(at.t, t + follower * kVecSize);
+        if constexpr (kReplaced && kLast) {
+          // Gradients follow soon, so L2 shall keep these numbers.
+          Base::copy(at.t, replacements + view.head + follower * kVecSize);
+        } else {
+          Base::template copy<kLast>(at.t, t + follower * kVecSize);
+        }
       } else if (kLast) {
         this->refill(vector(i), at);
       }
