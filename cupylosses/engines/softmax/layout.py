@@ -54,8 +54,10 @@ from cupylosses.jit.gpu import DECLARED_BYTES, SECTOR_BYTES, SHARED_BYTES, WARP,
 #: Vectors of a row per lane, in rows that lanes of one warp share. The fixed cost of a row, apart from its logits, is
 #: paid by each warp, so a lane processes this many before more lanes share the row.
 WARP_VECTORS = 8
-#: Vectors of a row per thread, in rows that a block shares.
+#: Vectors of a row per thread, in pipelined rows and in rows that do not stay on chip.
 VECTORS = 8
+#: Maximum number of vectors per thread in rows that a block holds on chip, before a row gets twice as many threads.
+BLOCK_VECTORS = 12
 #: WARP_VECTORS for many rows that would otherwise need more than a warp: rows of whole vectors, or shifted rows.
 WARP_VECTORS_WHOLE = 16
 #: WARP_VECTORS for such rows with edge elements (single elements before the first and after the last vector).
@@ -131,9 +133,9 @@ LABEL_ONLY_FEW = 2 * WARP
 LABEL_ONLY_CHUNKS = 1 << 16
 #: Vectors that a thread loads together, of a row that does not stay on chip.
 TWO_PASS_VECTORS = 4
-#: Vectors of logits, and as many of targets, per thread with dense targets: the fixed cost of a row per thread equals
-#: that of ten classes.
-DENSE_VECTORS = 8
+#: Maximum number of vectors of logits, and as many of targets, per thread with dense targets, before a row gets more
+#: threads. A row costs a thread as much as one or two of them.
+DENSE_VECTORS = 10
 #: Bytes of both operands that the lanes of a row read at once, if they have enough vectors. With half of it, rows of
 #: 128 classes in float32 take up to a quarter longer.
 DENSE_BYTES_AT_ONCE = 256
@@ -576,7 +578,7 @@ def row_layout(
             alike = ((gradients,), strides[1:2]) if gathers else ((logits, gradients), strides[:2])
             edges = not _whole(classes, vec_size, alike[0], sizes, alike[1])
             kind, width, threads, cluster = _on_chip(
-                classes, vec_size, vec_size * size, rows, chip, of_block, VECTORS, PART_BYTES,
+                classes, vec_size, vec_size * size, rows, chip, of_block, BLOCK_VECTORS, PART_BYTES,
                 edges * (1 if gathers and size > 2 else LANE_EDGES), stays * vec_size,
                 WARP_VECTORS_WHOLE if cuts else 0,
             )  # fmt: skip
