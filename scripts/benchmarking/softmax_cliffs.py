@@ -122,6 +122,7 @@ def _unreduced() -> Iterator[Case]:
     yield Case(UNREDUCED, logits((8192, 32000), BF16, reduction="none"), copy_bar=0.7)
     yield Case(UNREDUCED, logits((2048, 128256), BF16, {"ignore_index": 255}, reduction="none"), copy_bar=0.7)
     yield Case(UNREDUCED, logits((65536, 1024), F32, reduction="sum"))
+    yield Case(UNREDUCED, logits((32768, 4500), F32, reduction="none"), copy_bar=0.7)
     # Sequences with the classes in the second dimension, as some trainers arrange them.
     yield Case(UNREDUCED, logits((8, 32000, 256), BF16, reduction="none"), copy_bar=0.55)
 
@@ -132,8 +133,11 @@ def _dense() -> Iterator[Case]:
             yield Case(DENSE, logits(shape, dtype, kind="probabilities"), copy_bar=0.75)
     for loss in ("kl_div_with_logits", "distillation_loss"):
         yield Case(DENSE, logits((8192, 32000), BF16, loss=loss), copy_bar=0.75)
-    yield Case(DENSE, logits((8192, 32000), BF16, {"beta": 0.5}, "distillation_loss"), copy_bar=0.75)
+    for shape, beta in (((8192, 32000), 0.5), ((8192, 32000), 1.0), ((2048, 128256), 0.5)):
+        yield Case(DENSE, logits(shape, BF16, {"beta": beta}, "distillation_loss"), copy_bar=0.75)
     yield Case(DENSE, logits((8192, 32000), BF16, {"log_target": True}, "kl_div_with_logits"), copy_bar=0.75)
+    for loss in ("kl_div_with_logits", "distillation_loss"):
+        yield Case(DENSE, logits((8192, 18000), BF16, loss=loss), copy_bar=0.75)
     # The fixed cost of a row counts.
     yield Case(DENSE, logits(few(128), BF16, loss="kl_div_with_logits"), copy_bar=0.75)
     yield Case(DENSE, logits(few(200), BF16, kind="probabilities"), copy_bar=0.75)
@@ -247,12 +251,14 @@ def _options() -> Iterator[Case]:
             # The last one has all options.
             limit = 1.15 if options != ROW_OPTIONS[-1] else 1.5
             yield Case(OPTIONS, logits(shape, dtype, options), beside=plain, beside_bar=limit)
+    plain = Case(OPTIONS, logits((4096, 44000), F32))
+    yield Case(OPTIONS, logits((4096, 44000), F32, {"label_smoothing": 0.1}), beside=plain, beside_bar=1.15)
 
 
 def _forward() -> Iterator[Case]:
     for shape, dtype in (
         ((8192, 32000), BF16), ((8192, 128256), BF16), ((8192, 32000), F32), ((32768, 4096), F32),
-        ((65536, 1024), F32), ((65536, 1024), BF16), ((1024, 256000), F32),
+        ((65536, 1024), F32), ((65536, 1024), BF16), ((1024, 256000), F32), ((32768, 5500), F32), ((8192, 20480), BF16),
     ):  # fmt: skip
         yield Case(FORWARD, logits(shape, dtype), mode="forward", copy_bar=0.92 if shape[1] >= 32000 else 0.85)
 
