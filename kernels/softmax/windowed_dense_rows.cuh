@@ -108,8 +108,8 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
   __device__ __forceinline__ void pass(F& f, bool visited) {
     const Input* const x = program.input + now.offset[kLogits] + view.head;
     const Target* const t = program.targets + now.offset[kLabels] + view.head;
-    // Numbers that replace targets behind the window.
-    auto* const replacements = reinterpret_cast<Target*>(program.gradients + now.offset[kGradients]);
+    Target* replacements = nullptr;  // of targets behind the window
+    if constexpr (kReplaced) replacements = reinterpret_cast<Target*>(program.gradients + now.offset[kGradients]);
     const int count = visited ? count_of(view.vectors) : 0;
     const unsigned copied = active ? view.vectors : 0;
     const int step = backward ? -group.num_threads() : group.num_threads();
@@ -134,7 +134,7 @@ struct WindowedDenseRow : DenseSlots<Program_, Group, kVecSize, false> {
         Base::template copy<kLast>(at.x, x + follower * kVecSize);
         if constexpr (kReplaced && kLast) {
           // Gradients follow soon, so L2 shall keep these numbers.
-          Base::copy(at.t, replacements + view.head + follower * kVecSize);
+          Base::copy(at.t, replacements + view.first(follower));
         } else {
           Base::template copy<kLast>(at.t, t + follower * kVecSize);
         }

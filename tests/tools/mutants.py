@@ -642,8 +642,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "logits of the teacher behind the window taken for dh/dp",
         "kernels/softmax/windowed_dense_rows.cuh",
         "pass",
-        r"Base::copy\(at\.t, replacements \+ view\.head",
-        "Base::copy(at.t, t",
+        r"Base::copy\(at\.t, replacements \+ view\.first\(follower\)",
+        "Base::copy(at.t, t + follower * kVecSize",
         ("dense, slopes in a window",),
     ),
     # Linear layers, whose rows are computed in chunks.
