@@ -786,6 +786,19 @@ def test_few_lanes_share_whole_rows_with_a_target_per_class() -> None:
     assert [width(x, 2, 2) for x in (256, 512)] == [16, 16]
 
 
+def test_rows_between_powers_of_two_take_few_threads() -> None:
+    """Each thread has enough vectors to pay for what a row costs it."""
+    place = contiguous_or_apart(8192, 1 << 16, 2, False)
+
+    def threads(classes: int, dense: bool) -> int:
+        if dense:
+            return softmax_layout.dense_layout((8192,), classes, [place] * 4, [(1,)] * 2, CHIPS[0]).threads
+        return softmax_layout.row_layout((8192,), classes, place, place, [(1,)] * 3, CHIPS[0]).threads
+
+    assert [threads(x, False) for x in (12288, 12296, 24576, 24584)] == [128, 256, 256, 512]
+    assert [threads(x, True) for x in (10240, 10248, 20480, 20488)] == [128, 256, 128, 256]
+
+
 def test_blocks_that_share_a_multiprocessor_take_rows_with_a_target_per_class() -> None:
     """Each block has a small part of a row, if two parts are enough: one block computes while another waits."""
 
