@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import product
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from cupylosses import checks, interop
@@ -184,8 +185,12 @@ def _plan(
     flags: tuple[int, ...] = (),
     has_tangent: tuple[bool, ...] = (),
     reduction: str = "mean",
+    case: Mapping[str, Any] = MappingProxyType({}),
 ) -> Plan:
-    """Returns the plan of a call, or of its derivative along tangents if some operands are ``has_tangent``."""
+    """Returns the plan of a call, or of its derivative along tangents if some operands are ``has_tangent``.
+
+    ``case`` has parameters by name.
+    """
     weighted, masked, smoothed, capped = options
     logits, target = operands
     kind = "indices" if target.dtype in checks.INTEGER else str(loss.dense)
@@ -199,8 +204,8 @@ def _plan(
         out_dtype="float64" if has_tangent else None,
         flags=flags,
         smoothed=smoothed,
-        plain=loss.has_plain(kind) and not capped,
-        limit=0,
+        plain=loss.has_plain(kind) and not (capped or any(case.get(x) for x in loss.left_out[kind])),
+        limit=loss.limit(kind, {x.name: case.get(x.name, x.default) for x in loss.parameters}),
         capped=capped,
         lse=False,
         accuracy=False,
@@ -265,16 +270,27 @@ def _of_indices(
             _launch(few, stage, (stage != "value",), False)
 
 
+def _cases_of_terms(loss: SoftmaxLoss) -> list[Mapping[str, Any]]:
+    """Returns a case of the loss for each expression of its term. With a cap, which it may have, no term is plain."""
+    if loss.scale == "logit_scale":
+        return [{}]
+    kind, found = str(loss.dense), dict[tuple[bool, int], Mapping[str, Any]]()
+    for case in loss.cases:
+        values = {x.name: case.get(x.name, x.default) for x in loss.parameters}
+        found.setdefault((any(values[x] for x in loss.left_out[kind]), loss.limit(kind, values)), case)
+    return list(found.values())
+
+
 def _of_terms(loss: SoftmaxLoss, logits: TensorSpec, dim: int, fast: bool, chip: Chip, note: Any) -> None:
     machine = Machine(1, chip, note)
     flags = list(dict.fromkeys(loss.choose(loss.values(case)) for case in loss.cases))
     weighted = loss.weights is not None and "probabilities" in loss.targets
-    for setting, every in product(flags, (False, True)):
+    for setting, every, case in product(flags, (False, True), _cases_of_terms(loss)):
         options = (weighted and every, every, False, every and loss.scale == "logit_scale")
-        plan = _plan(loss, (logits, logits), dim, options, machine, setting)
+        plan = _plan(loss, (logits, logits), dim, options, machine, setting, case=case)
         choices = [(True, False), (True, True)][: 1 if fast else 2]
         for wanted in choices:
-            moved = _plan(loss, (logits, logits), dim, options, machine, setting, wanted)
+            moved = _plan(loss, (logits, logits), dim, options, machine, setting, wanted, case=case)
             _launch(moved, "hvp", wanted, False)
             if not every:
                 _launch(moved, "product", wanted, False)
@@ -316,6 +332,8 @@ def compiled_options(variant: SoftmaxKernel) -> Iterator[Hashable]:
     for name in ("input", "cluster", "prefetch", "shifted", "staggered", "step", "capped", "smoothed"):
         if hasattr(variant, name):
             yield variant.indices, name, getattr(variant, name)
+    if not variant.indices and variant.kind == "value_and_gradient":
+        yield variant.loss.name, variant.plain, variant.limit, variant.input
 
 
 def structure(variant: SoftmaxKernel) -> Iterator[Hashable]:

@@ -1,18 +1,26 @@
 struct Term {
   using Compute = float;
+  float beta_kept;
+  float remainder_kept;
 
   __device__ __forceinline__ explicit Term(double beta_) {
+#line 1 "distillation_loss.remainder"
+    const double remainder_ = 1.0 - beta_;
+    beta_kept = opaque(static_cast<float>(beta_));
+    remainder_kept = opaque(static_cast<float>(remainder_));
   }
 
   static constexpr bool kAffine = false;
-  static constexpr bool kBalanced = true;
+  static constexpr bool kBalanced = false;
 
   template <class log_p_, class log_q_, class weight_, class classes_>
   __device__ __forceinline__ auto
   operator()(const log_p_& log_p, const log_q_& log_q, const weight_& weight, const classes_& classes) const {
-#line 1 "distillation_loss.plain"
-    return ::lift<float>(log_relative_entropy(log_q, log_p));
-#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_thread_per_row_x1_grad10_rank2_plain>.entries"
+    const auto beta = ::constant<float>(beta_kept);
+    const auto remainder = ::constant<float>(remainder_kept);
+#line 1 "distillation_loss.term"
+    return ::lift<float>(mixed_divergence(log_q, log_p, beta, remainder));
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_thread_per_row_x1_grad10>.entries"
   }
 };
 
@@ -27,12 +35,12 @@ struct Penalty {
   operator()(const lse_& lse) const {
 #line 1 "distillation_loss.penalty"
     return ::lift<float>(0.0);
-#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_thread_per_row_x1_grad10_rank2_plain>.entries"
+#line 1 "<distillation_loss_dense_gradient_f16-f16-none-none_f16_thread_per_row_x1_grad10>.entries"
   }
 };
 
 using Result = half_t;
-using Space = RowSpace<2>;
+using Space = RowSpace<1>;
 using Program = DenseRowProgram<Term, Penalty, Space, half_t, half_t, Absent, Absent, half_t, true, false, true, false>;
 using Compute = Program::Compute;
 using Reader = DenseReader<DenseThreadPerRow<true>>;
