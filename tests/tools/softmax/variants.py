@@ -142,6 +142,7 @@ class SoftmaxVariants(Variants):
         flags += ["counts its rows"] * variant.self_counting + ["tallies"] * variant.tallies
         flags += [f"cluster of {variant.cluster}"] if variant.cluster > 1 else []
         flags += ["plain"] * variant.plain + ["staggered"] * variant.staggered
+        flags += [f"limit {variant.limit}"] if variant.limit else []
         flags += [f"{variant.per_thread} per thread"] if variant.per_thread else []
         flags += [f"{variant.warps} warps"] if variant.warps > 1 else []
         flags += [f"{variant.lanes} lanes"] if variant.lanes else []
