@@ -97,14 +97,7 @@ __device__ __forceinline__ void add_logits(const Logits& logit, const Pack<Stora
   part.exp_sum += sum_elements(e);
 }
 
-// Element i of a pack, and of an array in registers, for loops that are not unrolled.
-template <class Storage, int kCount>
-__device__ __forceinline__ Storage stored_element(const Pack<Storage, kCount>& x, int i) {
-  Storage y = x.element[0];
-#pragma unroll
-  for (int j = 1; j < kCount; ++j) y = i == j ? x.element[j] : y;
-  return y;
-}
+// Returns element i of an array in registers, for loops that are not unrolled.
 template <class Compute, int kCount>
 __device__ __forceinline__ Compute element_at(const Compute (&x)[kCount], int i) {
   Compute y = x[0];
@@ -1527,7 +1520,7 @@ struct SlopeGradientPass {
     }
     const unsigned leading = program.leading(row, static_cast<int>(first), raw);
     for_each_bit<kLogs>(row.known ? leading : (1u << kVecSize) - 1u, [&](int i) {
-      const Target of_teacher = row.known ? stored_element(t, i) : teacher[first + i];
+      const Target of_teacher = row.known ? element_at(t.element, i) : teacher[first + i];
       set_element_at(g, i, gradients.exactly(first + i, element_at(raw, i), widen<Compute>(of_teacher)));
     });
     gradients.place.template input<kVecSize>(first, NarrowPack<typename Program::Gradient, kVecSize>::from(g));

@@ -634,8 +634,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "dh/dp taken for logits of the teacher",
         DENSE_ROWS,
         "SlopeGradientPass",
-        r"row\.known \? stored_element\(t, i\) : teacher\[first \+ i\]",
-        "stored_element(t, i)",
+        r"row\.known \? element_at\(t\.element, i\) : teacher\[first \+ i\]",
+        "element_at(t.element, i)",
         ("dense, slopes of values that are not covered",),
     ),
     Mutant(
