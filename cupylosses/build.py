@@ -43,9 +43,8 @@ def function_of(loss: Definition, module: str = HOME) -> Callable[..., Any]:
     overridden = f"if _library is _any and (_others := _overridden({operands})): return _others(_self[0], locals())"
     result = [f"return _library.evaluate(_bind({bound}))"]
     if loss.packs:
-        result = [f"_call = _bind({bound})", "return _unpacked(_call[2], _library.evaluate(_call))"]
+        result = [f"_call = _bind({bound})", "return _call[0].engine.unpacked(_call[2], _library.evaluate(_call))"]
     scope: dict[str, Any] = {"_loss": loss, "_bind": loss.engine.bind, "_type": type, "_any": dispatch}
-    scope["_unpacked"] = loss.engine.unpacked
     function: Any = compiled(
         loss.name,
         loss.arguments,

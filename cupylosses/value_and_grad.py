@@ -48,7 +48,7 @@ def value_and_grad(
     by_name = dict(zip([x.name for x in definition.operands], operands, strict=False))
     chosen, several = _chosen(definition, argnums)
     call: Call = function.prepare(**by_name, **options)
-    engine = definition.engine
+    engine = call.loss.engine
     library, arrays = common_library(call.loss, engine.names(call), call.arrays)
     call = call._replace(arrays=arrays)
     slots = [slot_of(call, x) for x in chosen]

@@ -290,11 +290,38 @@ def test_higher_derivatives() -> None:
 
 
 @kernels
-def test_a_compiled_graph() -> None:
+def test_one_label_is_a_loss_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an entropy, log-probabilities of one label have the kernels of losses of rows: those for strided classes,
+    which are not copied, and those of second derivatives.
+    """
+    monkeypatch.setattr(torch_device, "laid_out", None)
+    monkeypatch.setattr(formulas, "evaluate", None)
+    x, index = operands((90,), 40)
+    x = x.detach().T.contiguous().T.requires_grad_()
+    index[3] = -100
+    mask = torch.arange(90, device=KERNELS) != 7
+    weights = torch.randn(90, device=KERNELS)
+
+    def derivatives(f: Callable[..., torch.Tensor], x: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+        found = f(x, index, mask=mask, temperature=0.7)
+        (first,) = torch.autograd.grad((found * weights).sum(), x, create_graph=True)
+        return [found, first, *torch.autograd.grad((first * first).sum(), x)]
+
+    found = derivatives(F.token_log_probs, x, weights)
+    right = derivatives(lambda *z, **options: truth(*z, **options)[0], x, weights.double())
+    for a, b in zip(found, right, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-5, atol=1e-5)
+
+
+@kernels
+@pytest.mark.parametrize("entropy", [True, False])
+def test_a_compiled_graph(entropy: bool) -> None:
     torch.compiler.reset()
     x, index = operands((5,), 300)
 
     def step(x: torch.Tensor) -> Any:
+        if not entropy:
+            return F.token_log_probs(x, index).sum()
         found = F.token_log_probs(x, index, return_entropy=True)
         return found.log_probs.sum() + found.entropy.sum()
 
@@ -351,6 +378,8 @@ def test_numpy_and_formulas(classes: int) -> None:
 def test_a_warm_up_compiles_what_calls_need() -> None:
     place = "cpu" if KERNELS == "cpu" else None
     done = cupylosses.warmup(F.token_log_probs, "bfloat16", (6, 300), return_entropy=True, device=place)
+    assert done.by_loss == {"token_log_probs": 2}
+    done = cupylosses.warmup(F.token_log_probs, "bfloat16", (6, 300), device=place)
     assert done.by_loss == {"token_log_probs": 2}
     shapes = (41, 24), (300, 24)
     done = cupylosses.warmup("linear_token_log_probs", "bfloat16", shapes, max_memory=SMALL, device=place)

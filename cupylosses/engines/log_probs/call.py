@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from cupylosses.engines.softmax.call import Static as RowStatic
+
 
 class TokenLogProbs(NamedTuple):
     """Result with ``return_entropy``: log-probabilities of the labels, and the entropy of each row."""
@@ -68,6 +70,28 @@ class LinearStatic(NamedTuple):
     def of_rows(self) -> Static:
         """Settings of the rows of logits."""
         return Static._make(self[: len(Static._fields)])
+
+
+def of_one_label(static: Static, rank: int) -> RowStatic:
+    """Returns the settings of a loss of rows for logits of this rank, one label per row and no entropy."""
+    return RowStatic(
+        kind="indices",
+        weighted=False,
+        masked=static.masked,
+        class_dim=rank - 1,
+        ignore_index=static.ignore_index,
+        reduction="none",
+        out_dtype=static.out_dtype,
+        flags=(),
+        smoothed=False,
+        capped=static.capped,
+        plain=True,
+        limit=0,
+        lse=False,
+        accuracy=False,
+        inplace=False,
+        check=static.check,
+    )
 
 
 def linear_positions(static: LinearStatic) -> Mapping[str, int]:

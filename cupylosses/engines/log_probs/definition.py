@@ -2,6 +2,9 @@
 
 z_c = softcap tanh(logit_scale x_c / softcap) / temperature, or logit_scale x_c / temperature without a softcap
 log p_y = z_y - log sum_c exp(z_c),    H = -sum_c p_c log p_c
+
+The log-probability of one label per row, without an entropy, is a loss of rows of logits: the engine of those computes
+it (:class:`OneLabelLogProb`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from cupylosses.definition.base import Definition, Operand
 from cupylosses.definition.registry import define_function
 from cupylosses.engines.linear_softmax.definition import REDUCED_APART, layer_annotations
 from cupylosses.engines.linear_softmax.definition import TEXTS as LAYER_TEXTS
-from cupylosses.engines.softmax.definition import IGNORED, row_annotations
+from cupylosses.engines.softmax.definition import IGNORED, SoftmaxLoss, row_annotations
 
 #: Keyword arguments and their defaults.
 _COMMON = {
@@ -29,11 +32,48 @@ _COMMON = {
 }
 
 
+#: Modification, in the key of a definition, of which `OneLabelLogProb` is the result.
+ONE_LABEL = "one label"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OneLabelLogProb(SoftmaxLoss):
+    """The log-probability of each row's only label, as a loss of rows."""
+
+    base: Definition
+
+    @cached_property
+    def key(self) -> str:
+        return f"{self.base.key}~{ONE_LABEL}"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LogProbs(Definition):
     """Log-probabilities of labels. They are not a loss: there is one value per label, and no reduction."""
 
     packs: ClassVar[bool] = True
+
+    @cached_property
+    def of_one_label(self) -> OneLabelLogProb | None:
+        """The loss of rows that computes calls with one label per row and without an entropy; None if there is none."""
+        found = OneLabelLogProb(
+            base=self,
+            name=self.name,
+            summary=self.summary,
+            formula="log p_y",
+            operands=self.operands,
+            targets=("indices",),
+            row="-nll",
+            references={"row": lambda xp, nll, rest, smooth, weight: -nll},
+            plain={"row": "-nll"},
+            affine=True,
+            scale="logit_scale",
+            reduction="none",
+            convention=self.convention,
+            source=self.source,
+        )
+        found.resolve()
+        return found
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -112,6 +152,10 @@ class LogProbs(Definition):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearLogProbs(LogProbs):
     """Log-probabilities of labels under the output of a linear layer, computed in chunks of rows."""
+
+    @cached_property
+    def of_one_label(self) -> OneLabelLogProb | None:
+        return None
 
     @cached_property
     def common(self) -> Mapping[str, Any]:

@@ -13,8 +13,8 @@ from cupylosses.engines.cache import SettingsCache
 from cupylosses.engines.device import Device
 from cupylosses.engines.log_probs import checks as log_prob_checks
 from cupylosses.engines.log_probs import reference as log_prob_reference
-from cupylosses.engines.log_probs.call import Static, positions, unpacked, value_shape
-from cupylosses.engines.log_probs.definition import LogProbs
+from cupylosses.engines.log_probs.call import Static, of_one_label, positions, unpacked, value_shape
+from cupylosses.engines.log_probs.definition import ONE_LABEL, LogProbs
 from cupylosses.engines.log_probs.plan import LogProbPlan
 from cupylosses.engines.softmax import labels
 from cupylosses.engines.softmax.engine import row_major
@@ -50,6 +50,8 @@ class LogProbEngine(Engine):
             check=check,
             out_dtype="float64" if checks.dtype_name(present[0]) == "float64" else "float32",
         )
+        if loss.of_one_label is not None and not (static.several or static.entropy):
+            return loss.of_one_label, present, of_one_label(static, present[0].ndim), scalars, None
         return loss, present, static, scalars, None
 
     def names(self, call: Call) -> list[str]:
@@ -99,6 +101,11 @@ class LogProbEngine(Engine):
         return tuple([i == 0 for i in range(len(call.arrays))])
 
     # Transforms
+
+    def modified(self, loss: Any, modification: str) -> Any:
+        if modification == ONE_LABEL and loss.of_one_label is not None:
+            return loss.of_one_label
+        return super().modified(loss, modification)
 
     def has_residual(self, call: Call) -> bool:
         return not any(call.static.has_tangent)
