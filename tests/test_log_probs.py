@@ -96,6 +96,24 @@ def test_rows_of_any_length(rows: int, classes: int) -> None:
 
 
 @kernels
+@pytest.mark.parametrize(("dtype", "classes", "several"), [("bfloat16", 10, 0), ("float32", 47, 2), ("float64", 7, 0)])
+def test_many_rows_of_few_classes(dtype: str, classes: int, several: int) -> None:
+    """A lane processes each row: of pairs of 16 bits, at any address, and with padding."""
+    logits, index = operands((4099,), classes, several, dtype)
+    index[17], index[-1] = -100, 3
+    agrees(logits, index, dtype=dtype)
+    padded = torch.nn.functional.pad(logits.detach(), (0, 3))[:, :classes].requires_grad_()
+    agrees(padded, index, dtype=dtype)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows_that_vectors_do_not_divide(dtype: str) -> None:
+    """A lane has up to four of the elements at the ends of such rows."""
+    agrees(*operands((9,), 161, 2, dtype), dtype=dtype)
+
+
+@kernels
 @pytest.mark.parametrize("options", [{"temperature": 0.7, "logit_scale": 0.5}, {"softcap": 4.0, "temperature": 1.5}])
 def test_options(options: dict[str, float]) -> None:
     agrees(*operands((9,), 301), **options)

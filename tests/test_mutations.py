@@ -422,7 +422,9 @@ BATTERY: dict[str, Callable[[], None]] = {
     "statistics, maxima": hosted(
         partial(statistics_properties.agrees_with_formula, p=inf, eps=0.0, margin=9.0), ("triplet_margin_loss", 3, 40)
     ),
-    "log-probabilities": hosted(log_probs_properties.agrees_with_truth, (9, 300, 3), (3, 5000, 2)),
+    "log-probabilities": hosted(
+        log_probs_properties.agrees_with_truth, (9, 300, 3), (3, 5000, 2), (4100, 7, 1), (9, 300, 3, "bfloat16")
+    ),
     "regions": hosted(partial(region_properties.agrees_with_truth, alpha=0.2, beta=0.7), ("tversky_loss", "vectors")),
     "regions, ignored": hosted(region_properties.leaves_voxels_out),
     "regions, pooled": hosted(partial(region_properties.agrees_with_truth, pool="class"), ("dice_loss", "vectors")),

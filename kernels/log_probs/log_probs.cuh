@@ -27,7 +27,8 @@
 //
 // A group (softmax/row_groups.cuh) owns a row; the vectors of the row are distributed over its threads. In backward
 // rows may be cut into slices, since nothing is exchanged, and the gradient may overwrite the logits: each thread
-// writes only where it has read.
+// writes only where it has read. Many rows of few classes have a thread each instead (log_probs_of_lanes,
+// log_prob_gradients_of_lanes).
 //
 // Traffic: forward reads each logit once and one logit per label again; backward reads each logit once and writes each
 // gradient once. A row without a gradient is not read.
@@ -36,9 +37,11 @@
 // `status`. An ignored label has value and gradient 0. A row counts unless it is masked or all its labels are ignored;
 // the logits of other rows are not read, and their values and gradients are 0.
 //
-// Preconditions: class stride 1; the number of threads of a group is a power of two, at least 2 (kVecSize - 1).
+// Preconditions: class stride 1; the number of threads of a group is a power of two; kEdges times it is at
+// least 2 (kVecSize - 1), unless rows have no edge elements.
 #pragma once
 #include "softmax/dense_rows.cuh"
+#include "softmax/rows_of_warp.cuh"
 
 // z - m of a class, but at least -1000, where exp() is 0: -inf times 0 would be NaN.
 template <class Compute>
@@ -119,6 +122,8 @@ struct LogProbProgram {
   using Input = Input_;
   using Gradient = Gradient_;
   static constexpr bool kEntropy = kEntropy_;
+  // True for 16-bit logits without a cap, whose arithmetic is cheaper than that of wider logits.
+  static constexpr bool kShort = kSingle<Compute> && sizeof(Input) == 2 && !kCapped;
   using Moments = RowMoments<Compute, kEntropy>;
 
   const Space_& space;  // a kernel parameter: a copy would go to local memory
@@ -176,76 +181,156 @@ struct LogProbProgram {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// Computes z of kCount packs and returns their maximum. Packs from index `present` on do not exist: their z is -inf.
-template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ Compute logits_of(const Program& program,
-                                             const Pack<typename Program::Input, kVecSize> (&x)[kCount], int present,
-                                             Compute (&z)[kCount][kVecSize]) {
+// Packs of logits that a thread adds to its part of a row: z of all their classes. Packs from index `present` on do not
+// exist, and count as -inf.
+template <class Program, int kVecSize, int kCount, bool kPairs>
+struct LogitPacks {
+  using Compute = typename Program::Compute;
+  using P = Pack<typename Program::Input, kVecSize>;
+  Compute z[kCount][kVecSize];
   Compute maximum = -scalar_infinity(Compute());
+
+  __device__ __forceinline__ LogitPacks(const Program& program, const P (&x)[kCount], int present) {
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    unpack(x[k], z[k]);
+    for (int k = 0; k < kCount; ++k) {
+      unpack(x[k], z[k]);
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      z[k][i] = k < present ? program.logit.value(z[k][i]) : -scalar_infinity(Compute());
-      maximum = max_ignoring_nan(maximum, z[k][i]);
+      for (int i = 0; i < kVecSize; ++i) {
+        z[k][i] = k < present ? program.logit.value(z[k][i]) : -scalar_infinity(Compute());
+        maximum = max_ignoring_nan(maximum, z[k][i]);
+      }
     }
   }
-  return maximum;
-}
-
-// Adds the exponentials and the gaps of packs to `part`; if `hold`, all but one class that equals part.max_logit.
-// Precondition: part.max_logit is not below any z; it is one of them if `hold`.
-template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void add_exponentials(const Program&, Compute (&z)[kCount][kVecSize], bool hold,
-                                                 typename Program::Moments& part) {
-  if (hold) {
-    // Before the exponentials: a condition at each of them would become a select for all packs.
+  // Replaces the first class that equals the maximum by -inf.
+  __device__ __forceinline__ void leave_out_maximum() {
     bool missing = true;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
 #pragma unroll
       for (int i = 0; i < kVecSize; ++i) {
-        const bool held = missing && z[k][i] == part.max_logit;
+        const bool held = missing && z[k][i] == maximum;
         missing = missing && !held;
         z[k][i] = held ? -scalar_infinity(Compute()) : z[k][i];
       }
     }
+  }
+  // Computes z - shift of the classes of pack k.
+  __device__ __forceinline__ void relative(const Program&, int k, Compute shift, Compute (&d)[kVecSize]) const {
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) d[i] = z[k][i] - shift;
+  }
+};
+
+// The same for 16-bit logits without a cap. Maxima are compared in pairs and before scaling, and z - shift is a single
+// fma. That took a third of the instructions.
+template <class Program, int kVecSize, int kCount>
+struct LogitPacks<Program, kVecSize, kCount, true> {
+  using Input = typename Program::Input;
+  using P = Pack<Input, kVecSize>;
+  P x[kCount];
+  float largest[kCount];  // of each pack, before scaling
+  float largest_of_all;
+  float maximum;
+
+  __device__ __forceinline__ LogitPacks(const Program& program, const P (&packs)[kCount], int present) {
+    const Input lowest = Narrow<Input>::from(-scalar_infinity(0.0f));
+    largest_of_all = -scalar_infinity(0.0f);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      x[k] = k < present ? packs[k] : pack_of_words<P>(lowest);
+      RunningMax<float, Input, kVecSize> of_pack;
+      of_pack.add(x[k]);
+      largest[k] = of_pack.get();
+      largest_of_all = max_ignoring_nan(largest_of_all, largest[k]);
+    }
+    maximum = program.logit.value(largest_of_all);
+  }
+  __device__ __forceinline__ void leave_out_maximum() {
+    bool missing = true;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      if (!missing || largest[k] != largest_of_all) continue;
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        const bool held = missing && widen<float>(x[k].element[i]) == largest_of_all;
+        missing = missing && !held;
+        if (held) x[k].element[i] = Narrow<Input>::from(-scalar_infinity(0.0f));
+      }
+    }
+  }
+  __device__ __forceinline__ void relative(const Program& program, int k, float shift, float (&d)[kVecSize]) const {
+    unpack(x[k], d);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) d[i] = scalar_fma(d[i], program.logit.scale, -shift);
+  }
+};
+template <class Program, int kVecSize, int kCount>
+using PacksOf = LogitPacks<Program, kVecSize, kCount, Program::kShort && kVecSize % 2 == 0>;
+
+// Adds the exponentials and the gaps of packs to `part`; if `hold`, all but one class that has their maximum, which is
+// part.max_logit. Precondition: part.max_logit is not below any class.
+template <class Program, int kVecSize, int kCount, bool kPairs>
+__device__ __forceinline__ void add_exponentials(const Program& program,
+                                                 LogitPacks<Program, kVecSize, kCount, kPairs>& packs, bool hold,
+                                                 typename Program::Moments& part) {
+  using Compute = typename Program::Compute;
+  if (hold) {
+    // Before the exponentials: a condition at each of them would become a select for all packs.
+    packs.leave_out_maximum();
     part.held = Compute(1);
   }
   const Compute shift = exp_shift(part.max_logit);
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    Compute e[kVecSize], gap = Compute(0);
+    Compute d[kVecSize], e[kVecSize], gap = Compute(0);
+    packs.relative(program, k, shift, d);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
-      const Compute d = z[k][i] - shift;
-      e[i] = Program::exponential(d);
-      if constexpr (Program::kEntropy) gap = scalar_fma(e[i], -larger_or_nan(d, Compute(-1000)), gap);
+      e[i] = Program::exponential(d[i]);
+      if constexpr (Program::kEntropy) gap = scalar_fma(e[i], -larger_or_nan(d[i], Compute(-1000)), gap);
     }
     part.exp_sum += sum_elements(e);
     if constexpr (Program::kEntropy) part.gap += gap;
   }
 }
 
-// Adds packs that all exist, and rescales `part` if they contain a larger maximum.
+// Adds packs, of which those from index `present` on do not exist, and rescales `part` if they contain a larger
+// maximum.
 template <int kVecSize, int kCount, class Program, class Compute = typename Program::Compute>
 __device__ __forceinline__ void add_packs(const Program& program,
-                                          const Pack<typename Program::Input, kVecSize> (&x)[kCount],
+                                          const Pack<typename Program::Input, kVecSize> (&x)[kCount], int present,
                                           typename Program::Moments& part) {
-  Compute z[kCount][kVecSize];
-  const Compute maximum = logits_of(program, x, kCount, z);
-  const bool grows = maximum > part.max_logit;  // rare
+  PacksOf<Program, kVecSize, kCount> packs(program, x, present);
+  const bool grows = packs.maximum > part.max_logit;  // rare
   if (grows) {
-    const Compute gap = part.rescaled_gap(maximum);
-    part = {maximum, part.rescaled_sum(maximum), Compute(1), gap};
+    const Compute gap = part.rescaled_gap(packs.maximum);
+    part = {packs.maximum, part.rescaled_sum(packs.maximum), Compute(1), gap};
   }
-  add_exponentials(program, z, grows, part);
+  add_exponentials(program, packs, grows, part);
 }
 
-// Moments of one thread's part of a row. Precondition: if kWarps, the lanes of a warp share the row and call it
-// together.
-template <int kVecSize, int kVectors, bool kWarps, class Program>
+// The edge elements of one thread: every `threads`-th one from its rank on, kCount at most.
+template <class Input, int kCount>
+struct OwnEdges {
+  Pack<Input, 1> x[kCount];
+  int present = 0;
+
+  template <class View>
+  __device__ __forceinline__ OwnEdges(const View& view, const Input* row, int64 thread, int64 threads) {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      const int64 edge = view.edge_class(static_cast<int>(thread + e * threads));
+      x[e] = {};
+      if (edge < 0) continue;
+      x[e] = load_stream<1>(row + edge);
+      present = e + 1;
+    }
+  }
+};
+
+// Moments of one thread's part of a row. Preconditions: a thread has at most kEdges edge elements; if kWarps, the lanes
+// of a warp share the row and call it together.
+template <int kVecSize, int kVectors, int kEdges, bool kWarps, class Program>
 __device__ __forceinline__ typename Program::Moments partial_moments(const Program& program,
                                                                      const int64 (&offset)[kRowStreams], int64 thread,
                                                                      int64 threads) {
@@ -256,7 +341,6 @@ __device__ __forceinline__ typename Program::Moments partial_moments(const Progr
   const Input* const input = program.input + offset[kLogits];
   {
     Pack<Input, kVecSize> x[kVectors];
-    Compute z[kVectors][kVecSize];
     int present = 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
@@ -266,12 +350,13 @@ __device__ __forceinline__ typename Program::Moments partial_moments(const Progr
         present = k + 1;
       }
     }
-    const Compute local_max = logits_of(program, x, present, z);
+    PacksOf<Program, kVecSize, kVectors> packs(program, x, present);
+    const Compute local_max = packs.maximum;
     part.max_logit = kWarps ? subwarp_reduce(local_max, kWarp, MaxOp{}) : local_max;
     // Only the first lane that has the maximum holds a class. All such lanes could, at the price of spilled registers.
     bool hold = local_max > -scalar_infinity(local_max) && identical(local_max, part.max_logit);
     if (kWarps) hold = first_of_subwarp(hold, kWarp);
-    add_exponentials(program, z, hold, part);
+    add_exponentials(program, packs, hold, part);
   }
   int64 vector = thread + threads * kVectors;
 #pragma unroll 1
@@ -279,25 +364,26 @@ __device__ __forceinline__ typename Program::Moments partial_moments(const Progr
     Pack<Input, kVecSize> x[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) x[k] = load_stream<kVecSize>(input + view.first(vector + k * threads));
-    add_packs(program, x, part);
+    add_packs(program, x, kVectors, part);
   }
 #pragma unroll 1
   for (; vector < view.vectors; vector += threads) {
     const Pack<Input, kVecSize> x[1] = {load_stream<kVecSize>(input + view.first(vector))};
-    add_packs(program, x, part);
+    add_packs(program, x, 1, part);
   }
-  const int64 edge = view.edge_class(static_cast<int>(thread));
-  if (edge >= 0) {
-    const Pack<Input, 1> x[1] = {load_stream<1>(input + edge)};
-    add_packs(program, x, part);
+  if constexpr (kEdges > 0) {
+    const OwnEdges<Input, kEdges> edges(view, input, thread, threads);
+    if (edges.present > 0) add_packs(program, edges.x, edges.present, part);
   }
   return part;
 }
 
-// Stores the values of a row and its coefficients. Precondition: `part` is that of the whole row, in every thread.
-template <class Program, class Compute = typename Program::Compute>
+// Stores the values of a row and its coefficients; raw(c) is the raw logit of class c. Precondition: `part` is that of
+// the whole row, in every thread.
+template <class Program, class Raw, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_values(const Program& program, const int64 (&offset)[kRowStreams], bool counts,
-                                             const typename Program::Moments& part, int64 thread, int64 threads) {
+                                             const typename Program::Moments& part, const Raw& raw, int64 thread,
+                                             int64 threads) {
   Softmax<Compute> row;
   row.set(OnlineSoftmax<Compute, ExcludeMax>{part.max_logit, part.exp_sum});
   // Either no logit is a number above -inf, or a logit is inf.
@@ -311,7 +397,7 @@ __device__ __forceinline__ void store_values(const Program& program, const int64
     Compute value = Compute(0);
     if (counts && label != program.ignored) {
       if (program.is_class(label)) {
-        value = row.log_p(program.logit.value(widen<Compute>(program.input[offset[kLogits] + label])));
+        value = row.log_p(program.logit.value(widen<Compute>(raw(label))));
         value = value > Compute(0) ? Compute(0) : value;
       } else {
         value = scalar_nan(Compute());
@@ -329,7 +415,7 @@ __device__ __forceinline__ void store_values(const Program& program, const int64
   }
 }
 
-template <int kVecSize, int kVectors, class Group, class Program>
+template <int kVecSize, int kVectors, int kEdges, class Group, class Program>
 __device__ __forceinline__ void log_probs(const Program& program, const Group& group) {
   const int64 step = group.workers() * group.rows_at_once(), first = group.worker() * group.rows_at_once();
   if (first >= program.space.rows) return;
@@ -344,12 +430,13 @@ __device__ __forceinline__ void log_probs(const Program& program, const Group& g
     const bool counts = exists && program.counts(offset);
     typename Program::Moments part = Program::Moments::empty();
     if (counts) {
-      part = partial_moments<kVecSize, kVectors, Group::kMultiWarp>(program, offset, group.thread_rank(),
-                                                                    group.num_threads());
+      part = partial_moments<kVecSize, kVectors, kEdges, Group::kMultiWarp>(program, offset, group.thread_rank(),
+                                                                            group.num_threads());
     }
     subwarp_combine(part, group.subwarp_size());
     group_combine(group, part, sync);
-    if (exists) store_values(program, offset, counts, part, group.thread_rank(), group.num_threads());
+    const auto raw = [&](int64 c) { return program.input[offset[kLogits] + c]; };
+    if (exists) store_values(program, offset, counts, part, raw, group.thread_rank(), group.num_threads());
   }
 }
 
@@ -364,6 +451,16 @@ struct RowUpstream {
   Compute entropy;
   unsigned long long hits;
   bool all_zero;
+};
+
+// The gradient of classes that are no labels, by p: -p (of_p + of_gap (z_c - m)), with both times 1 / S.
+template <class Compute>
+struct RowSlopes {
+  Compute of_p, of_gap;
+
+  __device__ __forceinline__ RowSlopes(const RowUpstream<Compute>& up, const LogProbCoeffs<Compute>& row)
+      : of_p(row.inv_sum * scalar_fma(up.entropy, row.mean_gap, up.total)), of_gap(row.inv_sum * up.entropy) {
+  }
 };
 
 template <class Program, class View, class Compute = typename Program::Compute>
@@ -391,18 +488,26 @@ __device__ __forceinline__ RowUpstream<Compute> row_upstream(const Program& prog
   return up;
 }
 
-// Stores the gradient of kVecSize contiguous classes from `first` on; `has_label` is true if one of them may be a
+// Returns the gradient of kVecSize contiguous classes from `first` on; `has_label` is true if one of them may be a
 // label.
 template <int kVecSize, class Program, class Compute = typename Program::Compute>
-__device__ __forceinline__ void store_log_prob_gradient(const Program& program, typename Program::Gradient* to,
-                                                        const int64 (&offset)[kRowStreams], int64 first, bool has_label,
-                                                        const RowUpstream<Compute>& up,
-                                                        const LogProbCoeffs<Compute>& row,
-                                                        const Pack<typename Program::Input, kVecSize>& x) {
+__device__ __forceinline__ Pack<typename Program::Gradient, kVecSize> log_prob_gradient(
+    const Program& program, const int64 (&offset)[kRowStreams], int64 first, bool has_label,
+    const RowUpstream<Compute>& up, const LogProbCoeffs<Compute>& row,
+    const Pack<typename Program::Input, kVecSize>& x) {
   Compute g[kVecSize];
 #pragma unroll
   for (int i = 0; i < kVecSize; ++i) g[i] = Compute(0);
-  if (!up.all_zero) {
+  if (Program::kShort && !has_label && !up.all_zero) {
+    const RowSlopes<Compute> slopes(up, row);
+    unpack(x, g);
+#pragma unroll
+    for (int i = 0; i < kVecSize; ++i) {
+      const Compute d = larger_or_nan(scalar_fma(g[i], program.logit.scale, -row.max_logit), Compute(-1000));
+      const Compute of_p = Program::kEntropy ? scalar_fma(slopes.of_gap, d, slopes.of_p) : slopes.of_p;
+      g[i] = -Program::exponential(d) * of_p;
+    }
+  } else if (!up.all_zero) {
     Compute of_label[kVecSize], raw[kVecSize];
     unpack(x, raw);
 #pragma unroll
@@ -434,12 +539,12 @@ __device__ __forceinline__ void store_log_prob_gradient(const Program& program, 
       g[i] = (g[i] - p * p_coeff) * slope;
     }
   }
-  store_pack<kVecSize>(to, NarrowPack<typename Program::Gradient, kVecSize>::from(g));
+  return NarrowPack<typename Program::Gradient, kVecSize>::from(g);
 }
 
 // Gradients of all rows. Rows are cut into `slices`, so that a few rows still fill the GPU; a group processes one slice
 // of a row at a time.
-template <int kVecSize, int kVectors, class Group, class Program>
+template <int kVecSize, int kVectors, int kEdges, class Group, class Program>
 __device__ __forceinline__ void log_prob_gradients(const Program& program, const Group& group, int64 slices) {
   using Compute = typename Program::Compute;
   using Input = typename Program::Input;
@@ -460,10 +565,12 @@ __device__ __forceinline__ void log_prob_gradients(const Program& program, const
     if (!up.all_zero) row = program.coeffs[offset[kResults]];
     const Input* const input = program.input + offset[kLogits];
     typename Program::Gradient* const gradients = program.gradients + offset[kGradients];
-    const int64 edge = slice == 0 ? view.edge_class(static_cast<int>(thread)) : -1;
-    if (edge >= 0) {
+#pragma unroll 1
+    for (int e = static_cast<int>(thread); kEdges > 0 && slice == 0 && view.edge_class(e) >= 0;
+         e += static_cast<int>(threads)) {
+      const int64 edge = view.edge_class(e);
       const Pack<Input, 1> x = up.all_zero ? Pack<Input, 1>{} : load_stream<1>(input + edge);
-      store_log_prob_gradient(program, gradients + edge, offset, edge, true, up, row, x);
+      store_pack<1>(gradients + edge, log_prob_gradient(program, offset, edge, true, up, row, x));
     }
     unsigned number_of_own = 0;
 #pragma unroll 1
@@ -481,8 +588,90 @@ __device__ __forceinline__ void log_prob_gradients(const Program& program, const
         if (vector + k * threads >= end) continue;
         const int64 of_pack = view.first(vector + k * threads);
         const bool has_label = (up.hits >> (number_of_own & 63) & 1) != 0;
-        store_log_prob_gradient(program, gradients + of_pack, offset, of_pack, has_label, up, row, x[k]);
+        store_pack<kVecSize>(gradients + of_pack,
+                             log_prob_gradient(program, offset, of_pack, has_label, up, row, x[k]));
       }
     }
   }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Many rows of few classes: one thread per row. A warp copies its 32 rows to shared memory and, in backward, their
+// gradients back; only __syncwarp separates the copies from the lanes. Lanes that read few classes each from global
+// memory would use a part of every sector. Preconditions: those of PackedRows.
+
+// Moments of the row of one lane.
+template <class Program, class Rows>
+__device__ __forceinline__ typename Program::Moments moments_of_lane(const Program& program, const Rows& rows) {
+  using Compute = typename Program::Compute;
+  const int classes = rows.classes();
+  typename Program::Moments part = Program::Moments::empty();
+  const auto logit = [&](int c) { return program.logit.value(widen<Compute>(rows.read(c).element[0])); };
+#pragma unroll 4
+  for (int c = 0; c < classes; ++c) part.max_logit = max_ignoring_nan(part.max_logit, logit(c));
+  part.held = held_at(part.max_logit);
+  const Compute shift = exp_shift(part.max_logit);
+  bool missing = part.held != Compute(0);
+#pragma unroll 4
+  for (int c = 0; c < classes; ++c) {
+    const Compute z = logit(c), d = z - shift;
+    const bool held = missing && z == part.max_logit;
+    missing = missing && !held;
+    const Compute e = held ? Compute(0) : Program::exponential(d);
+    part.exp_sum += e;
+    if constexpr (Program::kEntropy) part.gap = scalar_fma(e, -larger_or_nan(d, Compute(-1000)), part.gap);
+  }
+  return part;
+}
+
+// Calls visit(rows, offset, exists) for each row of the calling lane, with the rows of its warp. All lanes of a warp
+// call it together.
+template <class Program, class Visit>
+__device__ __forceinline__ void for_rows_of_lanes(const Program& program, const Visit& visit) {
+  const int64 step = static_cast<int64>(gridDim.x) * blockDim.x;
+  const int64 start = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x / kWarp * kWarp;
+#pragma unroll 1
+  for (int64 first = start; first < program.space.rows; first += step) {
+    const PackedRows<typename Program::Input, true> rows(program, first);
+    const int64 row = first + threadIdx.x % kWarp;
+    const bool exists = row < program.space.rows;
+    int64 offset[kRowStreams];
+    program.space.offsets(exists ? row : 0, offset);
+    visit(rows, offset, exists);
+  }
+}
+
+template <class Program>
+__device__ __forceinline__ void log_probs_of_lanes(const Program& program) {
+  for_rows_of_lanes(program, [&](const auto& rows, const int64(&offset)[kRowStreams], bool exists) {
+    const bool counts = exists && program.counts(offset);
+    rows.load_all(counts);
+    typename Program::Moments part = Program::Moments::empty();
+    if (counts) part = moments_of_lane(program, rows);
+    const auto raw = [&](int64 c) { return rows.read(static_cast<int>(c)).element[0]; };
+    if (exists) store_values(program, offset, counts, part, raw, 0, 1);
+    __syncwarp();  // the next rows are copied to the same memory
+  });
+}
+
+template <class Program>
+__device__ __forceinline__ void log_prob_gradients_of_lanes(const Program& program) {
+  using Compute = typename Program::Compute;
+  for_rows_of_lanes(program, [&](const auto& rows, const int64(&offset)[kRowStreams], bool exists) {
+    const int classes = rows.classes();
+    RowUpstream<Compute> up{Compute(0), Compute(0), 0, true};
+    if (exists) {
+      const RowVectors<typename Program::Input, 1> view(program.input, offset[kLogits], classes);
+      up = row_upstream(program, view, offset, 0, classes, 0, 1);
+    }
+    rows.load_all(!up.all_zero);
+    LogProbCoeffs<Compute> row{};
+    if (!up.all_zero) row = program.coeffs[offset[kResults]];
+#pragma unroll 4
+    for (int c = 0; c < classes; ++c) {
+      const bool has_label = (up.hits >> (c & 63) & 1) != 0;
+      rows.overwrite(c, log_prob_gradient(program, offset, c, has_label, up, row, rows.read(c)));
+    }
+    rows.flush();
+  });
 }

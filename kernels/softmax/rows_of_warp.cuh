@@ -19,7 +19,7 @@
 #include "softmax/rows.cuh"
 
 // Elements between the starts of neighbouring rows in shared memory. On the host: `row_pitch` of
-// engines/row_margin/layout.py.
+// engines/softmax/layout.py.
 template <class Storage>
 __device__ __forceinline__ int row_pitch(int classes) {
   if (sizeof(Storage) == 2 && classes % 2 == 0) return 2 * (classes / 2 | 1);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cupylosses.definition.base import Definition
-from cupylosses.engines.log_probs.layout import BLOCK_THREADS, SUBWARP_THREADS, TOGETHER, resident_threads
+from cupylosses.engines.log_probs.layout import BLOCK_THREADS, LANE_THREADS, SUBWARP_THREADS, TOGETHER, resident_threads
 from cupylosses.engines.softmax.codegen import space_rank_name
 from cupylosses.jit.glue import STORAGE
 from cupylosses.jit.kernel import Kernel
@@ -24,9 +24,9 @@ KINDS = {
 class LogProbKernel(Kernel):
     """A compiled module of this engine. Equal instances have equal source.
 
-    ``layout`` is "subwarp" or "block": the group of threads that owns a row. ``cluster`` is the number of blocks that
-    share a row. ``mask`` is the dtype of the mask, or "" without one. ``gradient`` is the dtype of the written
-    gradients, "" in forward.
+    ``layout`` is the kind of a layout: what owns a row. ``cluster`` is the number of blocks that share a row, ``edges``
+    the maximum number of edges of a row per thread. ``mask`` is the dtype of the mask, or "" without one. ``gradient``
+    is the dtype of the written gradients, "" in forward.
     """
 
     loss: Definition
@@ -42,6 +42,7 @@ class LogProbKernel(Kernel):
     capped: bool = False
     entropy: bool = False
     cluster: int = 1
+    edges: int = 0
 
     narrow = False
     files = FILES
@@ -55,6 +56,7 @@ class LogProbKernel(Kernel):
         parts = [self.loss.name, self.kind, dtypes, STORAGE[self.compute][1], self.layout, f"x{self.vec_size}"]
         parts += [f"rank{self.rank}"] if self.rank > 1 else []
         parts += [x for x in ("capped", "entropy") if getattr(self, x)]
+        parts += [f"edges{self.edges}"] if self.edges else []
         return "_".join([*parts, *([f"cluster{self.cluster}"] if self.cluster > 1 else [])])
 
     @property
@@ -82,20 +84,20 @@ class LogProbKernel(Kernel):
         types = ["Space", input, index, STORAGE[self.mask][0] if self.mask else "Absent", compute]
         types += [str(x).lower() for x in (self.capped, self.entropy)]
         types += [STORAGE[self.gradient][0]] if self.gradient else []
+        lanes = self.layout == "thread_per_row"
         group = f"ClusterGroup<{self.cluster}> group{{}}" if self.layout == "block" else "SubwarpGroup group{width}"
         fixed = ["int64 ignored", "int64 site", "int64 count", "int64 label_stride", "int64 slices", "int width"]
         fixed.append("const __grid_constant__ Space space")
-        threads = BLOCK_THREADS if self.layout == "block" else SUBWARP_THREADS
+        threads = {"block": BLOCK_THREADS, "subwarp": SUBWARP_THREADS, "thread_per_row": LANE_THREADS}[self.layout]
         # In float32, backward also gets 64 registers per thread. They suffice, and as many threads run as in forward.
         bounds = f"{threads}, {resident_threads(self.compute) // threads}"
         cluster = f" CLUSTER_DIMS({self.cluster})" if self.cluster > 1 else ""
         # A softcap needs registers of its own. Its arithmetic hides memory latency with fewer loads in flight.
-        sizes = f"{self.vec_size}, {TOGETHER // 2 if self.capped and forward else TOGETHER}"
-        call = (
-            f"log_probs<{sizes}>(program, group)"
-            if forward
-            else (f"log_prob_gradients<{sizes}>(program, group, slices)")
-        )
+        sizes = f"{self.vec_size}, {TOGETHER // 2 if self.capped and forward else TOGETHER}, {self.edges}"
+        function = "log_probs" if forward else "log_prob_gradients"
+        call = f"{function}<{sizes}>(program, group{'' if forward else ', slices'})"
+        if lanes:
+            call = f"{function}_of_lanes(program)"
         results = "values, coeffs, nullptr, 1" if forward else "nullptr, coeffs, grad_output, result_stride"
         lines = [
             f"using Space = RowSpace<{space_rank_name(self.rank)}>;",
@@ -107,7 +109,7 @@ class LogProbKernel(Kernel):
             f"                        {'mask' if self.mask else 'nullptr'}, {'nullptr' if forward else 'gradients'},",
             "                        {logit_scale, softcap}, ignored, count, label_stride, status, site,",
             f"                        {results}}};",
-            f"  const {group};",
+            *([] if lanes else [f"  const {group};"]),
             f"  {call};",
             "}",
         ]

@@ -1,10 +1,11 @@
 """Launch geometry of log-probabilities: the assignment of rows to threads. Pure functions of integers.
 
-subwarp    consecutive lanes of a warp share a row
-block      the threads of a block share a row; in forward with few rows, a cluster of blocks does
+subwarp          consecutive lanes of a warp share a row
+block            the threads of a block share a row; in forward with few rows, a cluster of blocks does
+thread_per_row   many rows of few classes: each lane processes a row, and its warp copies all its rows together
 
-No row stays on chip. Forward reads each logit once; backward reads each logit once more, and the coefficients that
-forward stored for the row.
+No row stays on chip between the directions. Forward reads each logit once; backward reads each logit once more, and the
+coefficients that forward stored for the row.
 """
 
 from __future__ import annotations
@@ -18,18 +19,29 @@ from cupylosses.engines.softmax.layout import (
     MAX_CLUSTER,
     RowStrides,
     power_of_two,
+    row_pitch,
     space_rank,
     space_words,
     vector_size,
+    whole_rows,
 )
 from cupylosses.engines.strides import merge
-from cupylosses.jit.gpu import WARP, Chip
+from cupylosses.jit.gpu import DECLARED_BYTES, WARP, Chip
 
-#: Number of vectors of a row per thread while more threads are available, and number of vectors a thread loads at once.
+#: Number of vectors of a row per thread while more threads are available; that of forward in at least MANY_ROWS rows,
+#: where fewer threads save more of what a row costs each of them; and number of vectors a thread loads at once.
 VECTORS = 8
+FORWARD_VECTORS = 16
+MANY_ROWS = 4096
 TOGETHER = 4
+#: Maximum number of edges per lane: single elements at the ends of rows that vectors do not divide.
+EDGES = 4
 #: Maximum number of classes for which threads read single elements: so short a row is all partial vectors.
 FEW_CLASSES = 32
+#: Layout "thread_per_row", which needs MANY_ROWS: maximum number of classes, in 16 bits and otherwise, and threads of a
+#: block.
+LANE_CLASSES = (64, 48)
+LANE_THREADS = 128
 #: Threads of a block in layout "subwarp", and maximum number of threads of a block in layout "block".
 SUBWARP_THREADS = 256
 BLOCK_THREADS = 256
@@ -37,7 +49,11 @@ BLOCK_THREADS = 256
 
 @dataclass(frozen=True)
 class Layout:
-    """Launch geometry of rows. ``words`` is the kernel's ``RowSpace``, ``rank`` its maximum number of dimensions."""
+    """Launch geometry of rows.
+
+    ``words`` is the kernel's ``RowSpace``, ``rank`` its maximum number of dimensions, ``edges`` the maximum number of
+    edges per thread, and ``shared`` the bytes of shared memory of a block.
+    """
 
     kind: str
     vec_size: int
@@ -48,11 +64,13 @@ class Layout:
     words: list[int]
     rows: int
     classes: int
+    edges: int = 0
+    shared: int = 0
 
     @property
     def rows_at_once(self) -> int:
         """Number of rows that a block processes at once."""
-        return self.threads // self.width if self.kind == "subwarp" else 1
+        return 1 if self.kind == "block" else self.threads // self.width
 
 
 def layout(
@@ -70,19 +88,29 @@ def layout(
     """
     sizes, strides = merge(shape, [logits.strides, gradients.strides, *others, (0,) * len(shape)])
     rows = prod(shape)
+    words, rank = space_words(rows, classes, (1, 1, 0, 0, 0, 0), sizes, strides), space_rank(rows, sizes)
+    shared = LANE_THREADS * row_pitch(classes, logits.itemsize) * logits.itemsize
+    many, few = rows >= MANY_ROWS, classes <= LANE_CLASSES[logits.itemsize > 2]
+    if few and many and len(sizes) <= 1 and shared <= chip.shared - DECLARED_BYTES:
+        return Layout("thread_per_row", 1, 1, LANE_THREADS, 1, rank, words, rows, classes, 0, shared)
     vec_size = 16 // logits.itemsize
     if classes <= FEW_CLASSES:
         vec_size = 1
     elif not forward:
         vec_size = vector_size(sizes, strides, logits, gradients, True)
-    kind, width, threads, cluster = _threads(rows, classes, vec_size, chip.clusters and forward)
-    words = space_words(rows, classes, (1, 1, 0, 0, 0, 0), sizes, strides)
-    return Layout(kind, vec_size, width, threads, cluster, space_rank(rows, sizes), words, rows, classes)
+    tensors, of_tensors = ((logits,), strides[:1]) if forward else ((logits, gradients), strides[:2])
+    edges = 0 if whole_rows(classes, vec_size, tensors, sizes, of_tensors) else 2 * (vec_size - 1)
+    vectors_of_thread = FORWARD_VECTORS if forward and many else VECTORS
+    kind, width, threads, cluster = _threads(
+        rows, -(-classes // vec_size), vectors_of_thread, edges, chip.clusters and forward
+    )
+    per_thread = 0 if edges == 0 else 1 if edges <= width else EDGES
+    return Layout(kind, vec_size, width, threads, cluster, rank, words, rows, classes, per_thread)
 
 
-def _threads(rows: int, classes: int, vec_size: int, clusters: bool) -> tuple[str, int, int, int]:
-    vectors = -(-classes // vec_size)
-    width = power_of_two(max(1, 2 * (vec_size - 1), -(-vectors // VECTORS)))
+def _threads(rows: int, vectors: int, per_thread: int, edges: int, clusters: bool) -> tuple[str, int, int, int]:
+    """Returns the kind of layout, the threads per row and per block, and the blocks of a cluster."""
+    width = power_of_two(max(1, -(-edges // EDGES), -(-vectors // per_thread)))
     if width <= WARP:
         return "subwarp", width, SUBWARP_THREADS, 1
     cluster = 1
@@ -90,7 +118,7 @@ def _threads(rows: int, classes: int, vec_size: int, clusters: bool) -> tuple[st
         clusters and cluster < MAX_CLUSTER and rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * BLOCK_THREADS
     ):
         cluster *= 2
-    threads = max(2 * WARP, min(power_of_two(-(-vectors // (VECTORS * cluster))), BLOCK_THREADS))
+    threads = max(2 * WARP, min(power_of_two(-(-vectors // (per_thread * cluster))), BLOCK_THREADS))
     return "block", threads, threads, cluster
 
 
@@ -102,10 +130,13 @@ def resident_threads(compute: str) -> int:
     return 512 if compute == "float64" else 1024
 
 
-def blocks(layout: Layout, processors: int, compute: str) -> int:
+def blocks(layout: Layout, chip: Chip, processors: int, compute: str) -> int:
     """Returns the number of blocks of forward: as many as run at once, but no more than there are rows for."""
     units = -(-layout.rows // layout.rows_at_once)
-    at_once = max(1, processors * (resident_threads(compute) // layout.threads) // layout.cluster)
+    per_processor = resident_threads(compute) // layout.threads
+    if layout.shared:
+        per_processor = max(1, min(per_processor, chip.shared // layout.shared))
+    at_once = max(1, processors * per_processor // layout.cluster)
     return max(1, min(units, at_once)) * layout.cluster
 
 

@@ -83,8 +83,8 @@ class LogProbPlan(Plan):
     def _load(self, stage: str) -> compiler.Launcher:
         static, forward, processors = self.static, stage == "unreduced", self.machine.processors
         x = self._layout(forward)
-        slices, blocks = 1, rows_layout.blocks(x, processors, self.compute)
-        if not forward:
+        slices, blocks = 1, rows_layout.blocks(x, self.machine.chip, processors, self.compute)
+        if not forward and x.kind != "thread_per_row":
             slices = rows_layout.slices(x, processors)
             units = -(-self.rows * slices // x.rows_at_once)
             blocks = max(1, min(units, processors * (2048 // x.threads)))
@@ -92,11 +92,11 @@ class LogProbPlan(Plan):
         kernel = LogProbKernel(
             self.loss, stage, x.kind, x.vec_size, self.input.dtype, self.index.dtype, mask, self.compute,
             gradient="" if forward else self.input.gradient.dtype, rank=x.rank, capped=static.capped,
-            entropy=static.entropy, cluster=x.cluster,
+            entropy=static.entropy, cluster=x.cluster, edges=x.edges,
         )  # fmt: skip
         step = self.index.strides[-1] if static.several else 0
         fixed = (static.ignore_index, self.site, self.labels, step, slices, x.width, x.words)
-        return self.machine.launcher(kernel, blocks, x.threads, fixed, 0)
+        return self.machine.launcher(kernel, blocks, x.threads, fixed, x.shared)
 
     def _layout(self, forward: bool) -> rows_layout.Layout:
         rank, input, gradient = len(self.rows_shape), self.input, self.input.gradient

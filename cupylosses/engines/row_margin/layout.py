@@ -32,6 +32,7 @@ from cupylosses.engines.softmax.layout import (
     MAX_CHUNKS,
     RowStrides,
     power_of_two,
+    row_pitch,
     space_rank,
     space_words,
     vector_size,
@@ -435,11 +436,6 @@ def second_layout(
         cluster = _cluster(rows, vectors, threads, chip)
     chunks = max(1, min(rows if kind == "block" else -(-rows // (WARP // width)), MAX_CHUNKS))
     return Layout(kind, vec_size, width, threads, chunks, rank, words, 1, cluster=cluster)
-
-
-def row_pitch(classes: int, itemsize: int) -> int:
-    """Returns the elements between the starts of two rows in shared memory: ``kernels/softmax/rows_of_warp.cuh``."""
-    return 2 * (classes // 2 | 1) if itemsize == 2 and classes % 2 == 0 else classes | 1
 
 
 def lane_bytes(classes: int, labels: int, itemsize: int, linear: bool) -> int:

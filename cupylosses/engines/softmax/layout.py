@@ -576,7 +576,7 @@ def row_layout(
             cuts = shifted and not gathers
             stays = 0 if cuts and size < kept else kept
             alike = ((gradients,), strides[1:2]) if gathers else ((logits, gradients), strides[:2])
-            edges = not _whole(classes, vec_size, alike[0], sizes, alike[1])
+            edges = not whole_rows(classes, vec_size, alike[0], sizes, alike[1])
             kind, width, threads, cluster = _on_chip(
                 classes, vec_size, vec_size * size, rows, chip, of_block, BLOCK_VECTORS, PART_BYTES,
                 edges * (1 if gathers and size > 2 else LANE_EDGES), stays * vec_size,
@@ -618,7 +618,7 @@ def row_layout(
     chunks, rank = _chunks(units, _most_chunks(resident)), space_rank(rows, sizes)
     turns = 0
     plain = kind in ("subwarp", "block") and not (shifted or streamed or heavy)
-    whole = vec_size * logits.itemsize == 16 and _whole(classes, vec_size, (logits,), sizes, strides[:1])
+    whole = vec_size * logits.itemsize == 16 and whole_rows(classes, vec_size, (logits,), sizes, strides[:1])
     if rows >= PIPELINED_ROWS and plain and whole and logits.itemsize == 4:
         turns = _turns(kind, width, threads, cluster, classes // vec_size, -(-units // chunks))
     return RowLayout(
@@ -670,7 +670,7 @@ def _in_registers(
         return None
     if together:
         follow = strides[1] == strides[0] and without_gaps(classes, sizes, strides[0])
-        whole = _whole(classes, 16 // size, (logits, gradients), sizes, ())
+        whole = whole_rows(classes, 16 // size, (logits, gradients), sizes, ())
         most = PACKED_CLASSES_WHOLE if whole else PACKED_CLASSES_NARROW if size == 2 else PACKED_CLASSES
         if rows < MANY_ROWS or classes * max(size, 4) > 4 * most or not follow:
             return None
@@ -1489,7 +1489,7 @@ def dense_layout(
         for vec_size in (wide, alike) if shifted else (alike,):
             tensors = (gradients,) if shifted else (logits, targets)
             of_tensors = [strides[1]] if shifted else [strides[0], strides[2]]
-            edges = not _whole(classes, vec_size, tensors, sizes, of_tensors)
+            edges = not whole_rows(classes, vec_size, tensors, sizes, of_tensors)
             kind, width, threads, cluster = _on_chip(
                 classes, vec_size, vec_size * size, rows, chip, (THREADS, BLOCK_THREADS), DENSE_VECTORS, PART_BYTES,
                 int(edges), longest=WARP_VECTORS, at_once=DENSE_BYTES_AT_ONCE,
@@ -1718,7 +1718,7 @@ def second_layout(
     together = classes == 1 or (logits.class_stride == 1 and gradients.class_stride == 1)
     # Operands that are aligned differently are shifted, or loaded element by element.
     vec_size = _second_vector(classes, sizes, strides[1:2], (gradients,)) if together and softmax else 1
-    edges = not _whole(classes, vec_size, (gradients,), sizes, strides[1:2])
+    edges = not whole_rows(classes, vec_size, (gradients,), sizes, strides[1:2])
     shifted = together and softmax and vector_size(sizes, strides, logits, gradients, together) < vec_size
     kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges)
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride)
@@ -1778,7 +1778,7 @@ def dense_second_layout(
     # Operands that are aligned differently are shifted, or loaded element by element.
     results = (gradients, target_gradients)
     vec_size = _second_vector(classes, sizes, (strides[1], strides[5]), results) if together else 1
-    edges = not _whole(classes, vec_size, results, sizes, (strides[1], strides[5]))
+    edges = not whole_rows(classes, vec_size, results, sizes, (strides[1], strides[5]))
     kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges, SECOND_DENSE_CLASSES)
     moved, shared, per_thread = [x for x in directions if x], 0, 0
     packed = None
@@ -1820,7 +1820,7 @@ def register_second_layout(
         if classes <= SECOND_STAGED_CLASSES and _packed_dense(*arguments, False, 1):
             return None
         vec_size = min(_second_vector(classes, sizes, strides[1:2], results), 16 // targets.itemsize)
-        edges = not _whole(classes, vec_size, results, sizes, strides[1:2])
+        edges = not whole_rows(classes, vec_size, results, sizes, strides[1:2])
         shifted = _alike(sizes, strides[:3], (logits, gradients, targets, directions)) < vec_size
     apart = [x.class_stride for x in (logits, gradients, targets)]
     words = space_words(rows, classes, (*apart, 0, 0, target_gradients.class_stride), sizes, strides)
@@ -1933,7 +1933,7 @@ def _without_edges(
 
     A short row with edge elements takes many lanes, most of which have nothing to do.
     """
-    while vec_size > 1 and classes < least * vec_size and not _whole(classes, vec_size, tensors, sizes, strides):
+    while vec_size > 1 and classes < least * vec_size and not whole_rows(classes, vec_size, tensors, sizes, strides):
         vec_size //= 2
     return vec_size
 
@@ -2106,7 +2106,7 @@ def _stage(vectors: int, count: int) -> int:
     return max(1, -(-vectors // count))
 
 
-def _whole(
+def whole_rows(
     classes: int,
     vec_size: int,
     tensors: Sequence[RowStrides],
@@ -2117,6 +2117,11 @@ def _whole(
     starts = [x.misalignment % (vec_size * x.itemsize) for x in tensors]
     steps = [x % vec_size for s in strides for x, n in zip(s, sizes, strict=True) if n > 1]
     return classes % vec_size == 0 and not any(starts + steps)
+
+
+def row_pitch(classes: int, itemsize: int) -> int:
+    """Returns the elements between the starts of two rows in shared memory: ``kernels/softmax/rows_of_warp.cuh``."""
+    return 2 * (classes // 2 | 1) if itemsize == 2 and classes % 2 == 0 else classes | 1
 
 
 def _on_chip(
