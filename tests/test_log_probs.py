@@ -410,11 +410,13 @@ def test_kernels_compile() -> None:
     compilers = {x.version[0]: x for x in fast_compilers()}
     forward = {"kind": "unreduced", "layout": "block", "cluster": 4, "entropy": True, "rank": MAX_RANK, "mask": "bool"}
     backward = {"kind": "from_residual", "layout": "subwarp", "capped": True}
+    lanes = {**backward, "layout": "thread_per_row", "vec_size": 1}
     for version, architecture, chosen in (
         (13, "sm_90", {**forward, "input": "bfloat16", "vec_size": 8, "capped": True}),
         (13, "sm_75", {**forward, "input": "float64", "vec_size": 2, "cluster": 1}),
         (13, "sm_120", {**backward, "input": "float32", "vec_size": 4, "gradient": "bfloat16", "entropy": True}),
         (11, "sm_70", {**backward, "input": "float16", "vec_size": 8, "gradient": "float16"}),
+        (11, "sm_80", {**lanes, "input": "float32", "gradient": "float32"}),
     ):
         compute = "float64" if chosen["input"] == "float64" else "float32"
         kernel = LogProbKernel(F.token_log_probs.loss, **{"index": "int64", "mask": "", "compute": compute, **chosen})

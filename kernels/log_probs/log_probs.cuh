@@ -624,54 +624,64 @@ __device__ __forceinline__ typename Program::Moments moments_of_lane(const Progr
   return part;
 }
 
-// Calls visit(rows, offset, exists) for each row of the calling lane, with the rows of its warp. All lanes of a warp
-// call it together.
-template <class Program, class Visit>
-__device__ __forceinline__ void for_rows_of_lanes(const Program& program, const Visit& visit) {
-  const int64 step = static_cast<int64>(gridDim.x) * blockDim.x;
-  const int64 start = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x / kWarp * kWarp;
-#pragma unroll 1
-  for (int64 first = start; first < program.space.rows; first += step) {
-    const PackedRows<typename Program::Input, true> rows(program, first);
+// The rows of a warp from row `first` on, and the row of the calling lane among them.
+template <class Program>
+struct RowOfLane {
+  PackedRows<typename Program::Input, true> rows;
+  bool exists;
+  int64 offset[kRowStreams];
+
+  __device__ __forceinline__ RowOfLane(const Program& program, int64 first) : rows(program, first) {
     const int64 row = first + threadIdx.x % kWarp;
-    const bool exists = row < program.space.rows;
-    int64 offset[kRowStreams];
+    exists = row < program.space.rows;
     program.space.offsets(exists ? row : 0, offset);
-    visit(rows, offset, exists);
   }
-}
+  // The first row of the calling warp, and the distance to its next ones.
+  static __device__ __forceinline__ int64 begin() {
+    return static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x / kWarp * kWarp;
+  }
+  static __device__ __forceinline__ int64 step() {
+    return static_cast<int64>(gridDim.x) * blockDim.x;
+  }
+};
 
 template <class Program>
 __device__ __forceinline__ void log_probs_of_lanes(const Program& program) {
-  for_rows_of_lanes(program, [&](const auto& rows, const int64(&offset)[kRowStreams], bool exists) {
-    const bool counts = exists && program.counts(offset);
-    rows.load_all(counts);
+  using Row = RowOfLane<Program>;
+#pragma unroll 1
+  for (int64 first = Row::begin(); first < program.space.rows; first += Row::step()) {
+    const Row row(program, first);
+    const bool counts = row.exists && program.counts(row.offset);
+    row.rows.load_all(counts);
     typename Program::Moments part = Program::Moments::empty();
-    if (counts) part = moments_of_lane(program, rows);
-    const auto raw = [&](int64 c) { return rows.read(static_cast<int>(c)).element[0]; };
-    if (exists) store_values(program, offset, counts, part, raw, 0, 1);
+    if (counts) part = moments_of_lane(program, row.rows);
+    const auto raw = [&](int64 c) { return row.rows.read(static_cast<int>(c)).element[0]; };
+    if (row.exists) store_values(program, row.offset, counts, part, raw, 0, 1);
     __syncwarp();  // the next rows are copied to the same memory
-  });
+  }
 }
 
 template <class Program>
 __device__ __forceinline__ void log_prob_gradients_of_lanes(const Program& program) {
   using Compute = typename Program::Compute;
-  for_rows_of_lanes(program, [&](const auto& rows, const int64(&offset)[kRowStreams], bool exists) {
-    const int classes = rows.classes();
+  using Row = RowOfLane<Program>;
+#pragma unroll 1
+  for (int64 first = Row::begin(); first < program.space.rows; first += Row::step()) {
+    const Row row(program, first);
+    const int classes = row.rows.classes();
     RowUpstream<Compute> up{Compute(0), Compute(0), 0, true};
-    if (exists) {
-      const RowVectors<typename Program::Input, 1> view(program.input, offset[kLogits], classes);
-      up = row_upstream(program, view, offset, 0, classes, 0, 1);
+    if (row.exists) {
+      const RowVectors<typename Program::Input, 1> view(program.input, row.offset[kLogits], classes);
+      up = row_upstream(program, view, row.offset, 0, classes, 0, 1);
     }
-    rows.load_all(!up.all_zero);
-    LogProbCoeffs<Compute> row{};
-    if (!up.all_zero) row = program.coeffs[offset[kResults]];
+    row.rows.load_all(!up.all_zero);
+    LogProbCoeffs<Compute> coeffs{};
+    if (!up.all_zero) coeffs = program.coeffs[row.offset[kResults]];
 #pragma unroll 4
     for (int c = 0; c < classes; ++c) {
       const bool has_label = (up.hits >> (c & 63) & 1) != 0;
-      rows.overwrite(c, log_prob_gradient(program, offset, c, has_label, up, row, rows.read(c)));
+      row.rows.overwrite(c, log_prob_gradient(program, row.offset, c, has_label, up, coeffs, row.rows.read(c)));
     }
-    rows.flush();
-  });
+    row.rows.flush();
+  }
 }
