@@ -28,6 +28,7 @@ from benchmarking.selection import Run
 from benchmarking.throughput import Copies
 from benchmarking.timing import Timing
 from benchmarking.workloads import Workload
+from cupylosses.definition.registry import functions, registry
 from cupylosses.testing.eager import Call
 
 #: Providers that only this section has.
@@ -44,17 +45,27 @@ COLUMNS = (
 )  # fmt: skip
 
 
+#: Functions that have cases though they are not losses.
+FUNCTIONS = ("token_log_probs",)
+
+
 def cases() -> list[Case]:
     """The cases of all engines."""
-    return [case for x in Workload.classes() for case in import_module(f"benchmarking.{x.cliffs}").cases()]
+    kinds = dict.fromkeys([*Workload.classes(), *(Workload.of(functions()[x]) for x in FUNCTIONS)])
+    return [case for x in kinds for case in import_module(f"benchmarking.{x.cliffs}").cases()]
 
 
 def chosen(run: Run) -> list[Case]:
-    """The cases of a run's losses; if the run has substrings of titles, only the cases with one of them."""
+    """The cases of a run's losses, with those of functions if it has all losses.
+
+    If the run has substrings of titles, only the cases with one of them.
+    """
+    names = {x.name for x in run.losses}
+    names |= {*FUNCTIONS} if names >= {*registry()} else set()
     return [
         case
         for case in cases()
-        if case.workload.loss.name in {x.name for x in run.losses}
+        if case.workload.loss.name in names
         and (case.quick or not run.quick)
         and (not run.cases or any(x in case.title for x in run.cases))
     ]

@@ -28,7 +28,7 @@ _SETTINGS = SettingsCache()
 class LogProbEngine(Engine):
     """Log-probabilities of labels, and entropies, for given logits."""
 
-    name = "log-probabilities"
+    name = "log_probs"
     needs_chip = True
     Definition: ClassVar[Any] = LogProbs
     Static: ClassVar[Any] = Static
