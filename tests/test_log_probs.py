@@ -20,7 +20,7 @@ from tools.log_probs import truth
 import cupylosses
 import cupylosses.functional
 from cupylosses.backends.torch import device as torch_device
-from cupylosses.backends.torch import formulas
+from cupylosses.backends.torch import evaluation, formulas
 from cupylosses.engines.linear_softmax import chunks
 from cupylosses.engines.log_probs.codegen import LogProbKernel
 from cupylosses.engines.strides import MAX_RANK
@@ -164,7 +164,7 @@ def test_entropies_alone() -> None:
 @kernels
 def test_layouts_that_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shifted tokens, as in next-token prediction, and rows that start at odd addresses are not copied."""
-    monkeypatch.setattr(torch_device, "laid_out", None)
+    monkeypatch.setattr(evaluation, "with_copies", None)
     logits, index = operands((3, 8), 301, dtype="bfloat16")
     whole = torch.cat((logits.detach(), logits.detach()), 1)
     agrees(whole[:, 1:9].requires_grad_(), index, dtype="bfloat16")
@@ -312,7 +312,7 @@ def test_one_label_is_a_loss_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an entropy, log-probabilities of one label have the kernels of losses of rows: those for strided classes,
     which are not copied, and those of second derivatives.
     """
-    monkeypatch.setattr(torch_device, "laid_out", None)
+    monkeypatch.setattr(evaluation, "with_copies", None)
     monkeypatch.setattr(formulas, "evaluate", None)
     x, index = operands((90,), 40)
     x = x.detach().T.contiguous().T.requires_grad_()
