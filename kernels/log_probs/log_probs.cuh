@@ -37,8 +37,8 @@
 // `status`. An ignored label has value and gradient 0. A row counts unless it is masked or all its labels are ignored;
 // the logits of other rows are not read, and their values and gradients are 0.
 //
-// Preconditions: class stride 1; the number of threads of a group is a power of two; kEdges times it is at
-// least 2 (kVecSize - 1), unless rows have no edge elements.
+// Preconditions: class stride 1; the number of threads of a group is a power of two; kEdges times it is at least
+// 2 (kVecSize - 1), unless rows have no edge elements.
 #pragma once
 #include "softmax/dense_rows.cuh"
 #include "softmax/rows_of_warp.cuh"
@@ -222,7 +222,7 @@ struct LogitPacks {
 };
 
 // The same for 16-bit logits without a cap. Maxima are compared in pairs and before scaling, and z - shift is a single
-// fma. That took a third of the instructions.
+// fma.
 template <class Program, int kVecSize, int kCount>
 struct LogitPacks<Program, kVecSize, kCount, true> {
   using Input = typename Program::Input;
