@@ -221,8 +221,7 @@ struct LogitPacks {
   }
 };
 
-// The same for 16-bit logits without a cap. Maxima are compared in pairs and before scaling, and z - shift is a single
-// fma.
+// Packs of 16-bit logits without a cap. Maxima are compared in pairs and before scaling, and z - shift is a single fma.
 template <class Program, int kVecSize, int kCount>
 struct LogitPacks<Program, kVecSize, kCount, true> {
   using Input = typename Program::Input;
@@ -453,7 +452,7 @@ struct RowUpstream {
   bool all_zero;
 };
 
-// The gradient of classes that are no labels, by p: -p (of_p + of_gap (z_c - m)), with both times 1 / S.
+// Factors of the gradient of a class that is no label, -exp(z_c - m) (of_p + of_gap (z_c - m)). Both contain 1 / S.
 template <class Compute>
 struct RowSlopes {
   Compute of_p, of_gap;

@@ -1,4 +1,4 @@
-"""Workloads of log-probabilities of labels, which the sections `cliffs` and `linear` measure."""
+"""Workloads of log-probabilities of labels."""
 
 from __future__ import annotations
 
