@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ from grids import in_turn, short_or_full
 from tools import cupy_stand_in as stand_in
 from tools.gate_subsets import fast_compilers
 from tools.linear_softmax.padding import pad_all
-from tools.log_probs import truth
+from tools.log_probs import derivatives, truth
 
 import cupylosses
 import cupylosses.functional
@@ -252,6 +253,163 @@ def test_labels_out_of_range() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Second derivatives
+
+
+def agrees_along(
+    logits: torch.Tensor,
+    index: torch.Tensor,
+    tangents: torch.Tensor | None = None,
+    entropy: bool = True,
+    dtype: str = "float32",
+    least: float = 1.0,
+    **options: Any,
+) -> list[torch.Tensor]:
+    """Checks the derivatives of values and gradients along tangents against the truth, and returns them.
+
+    Values may be differences of large terms; ``least`` is the least size that their errors are compared with.
+    """
+    several = index.dim() == logits.dim()
+    if tangents is None:
+        tangents = torch.randn(logits.shape, dtype=torch.float64).to(logits.dtype).to(KERNELS)
+    upstream = [torch.randn(x, dtype=torch.float64, device=KERNELS) for x in (index.shape, logits.shape[:-1])]
+    upstream = upstream[: 1 + entropy]
+    found = derivatives(F.token_log_probs, logits, index, tangents, upstream, return_entropy=entropy, **options)
+    wide = logits.detach().nan_to_num(0.0, 0.0, 0.0).double().requires_grad_()
+    right = derivatives(truth, wide, index, tangents.nan_to_num(0.0).double(), upstream, **options)
+    assert len(found) == len(right) and (several or entropy)
+    for x, y in zip(found, right, strict=True):
+        wrong, size = float((x.double() - y).norm()), float(y.norm())
+        size = size if x.shape == logits.shape else max(size, least)
+        assert wrong <= TOLERANCE[str(x.dtype)[6:]] * size, (wrong, size)
+    return found
+
+
+@pytest.fixture
+def _without_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets derivatives fail that no kernel computes."""
+    monkeypatch.setattr(formulas, "hvp", None)
+    monkeypatch.setattr(formulas, "evaluate", None)
+
+
+@kernels
+@pytest.mark.usefixtures("_without_formulas")
+@pytest.mark.parametrize(
+    ("rows", "classes", "dtype"),
+    [((4, 5), 301, "float32"), ((6,), 5000, "float16"), ((1,), 70001, "bfloat16"), ((3,), 2000, "float64")],
+)
+def test_second_derivatives(rows: tuple[int, ...], classes: int, dtype: str) -> None:
+    """Rows for one warp, at any address, for one block, and for a cluster of blocks."""
+    agrees_along(*operands(rows, classes, dtype=dtype), dtype=dtype)
+
+
+@kernels
+@pytest.mark.usefixtures("_without_formulas")
+@pytest.mark.parametrize(("dtype", "classes", "several"), [("bfloat16", 10, 0), ("float32", 47, 2), ("float64", 7, 0)])
+def test_second_derivatives_of_few_classes(dtype: str, classes: int, several: int) -> None:
+    """A lane processes each row, of logits and tangents without gaps and with padding."""
+    logits, index = operands((4099,), classes, several, dtype)
+    index[17] = -100
+    agrees_along(logits, index, dtype=dtype)
+    padded = torch.nn.functional.pad(logits.detach(), (0, 3))[:, :classes].requires_grad_()
+    agrees_along(padded, index, torch.randn_like(padded.detach()), dtype=dtype)
+
+
+@kernels
+@pytest.mark.usefixtures("_without_formulas")
+def test_second_derivatives_with_options() -> None:
+    """Several labels with and without entropies, a scale, a softcap, and rows that do not count, which are not read."""
+    for several, entropy, options in (
+        (2, False, {"temperature": 0.7}),
+        (3, True, {"softcap": 4.0, "logit_scale": 1.3}),
+    ):
+        logits, index = operands((4, 6), 300, several)
+        mask = torch.tensor([[True, False, True, True, True, True]]).to(KERNELS)
+        index[1], index[2, 3, 0] = 7, 7
+        tangents = torch.randn_like(logits.detach())
+        with torch.no_grad():
+            logits[1, 0], logits[0, 1], tangents[1, 2], tangents[3, 1] = torch.nan, torch.inf, torch.nan, torch.inf
+        found = agrees_along(logits, index, tangents, entropy, mask=mask, ignore_index=7, **options)
+        for x in found:
+            assert x.isfinite().all() and not x[1].any() and not x[:, 1].any()
+
+
+@kernels
+@pytest.mark.usefixtures("_without_formulas")
+def test_second_derivatives_of_entropies_alone() -> None:
+    logits, _ = operands((3, 4), 300)
+    agrees_along(logits, torch.empty(3, 4, 0, dtype=torch.int64, device=KERNELS))
+
+
+@kernels
+@pytest.mark.usefixtures("_without_formulas")
+@pytest.mark.parametrize("classes", [9, 300])
+def test_tangents_of_any_strides(classes: int) -> None:
+    """Tangents that classes share or that are misaligned are read in place; transposed ones are copied."""
+    logits, index = operands((5000 if classes == 9 else 7,), classes, dtype="bfloat16")
+    x = torch.randn_like(logits.detach())
+    shared, misaligned = (
+        x[:, :1].expand(x.shape),
+        torch.nn.functional.pad(x, (0, 1)).flatten()[1:].unfold(0, classes, classes + 1),
+    )
+    for tangents in (misaligned[: len(x)], x.T.contiguous().T):
+        agrees_along(logits, index, tangents, dtype="bfloat16")
+    found = derivatives(
+        F.token_log_probs, logits, index, shared, [torch.ones(len(x), device=KERNELS)] * 2, return_entropy=True
+    )
+    assert not any(y.any() for y in found)
+
+
+@kernels
+@pytest.mark.usefixtures("_without_formulas")
+def test_second_derivatives_of_confident_rows() -> None:
+    """Where a logit exceeds all others by far, and its class is the label, the derivatives keep their digits."""
+    logits, index = operands((6,), 300, 1)
+    with torch.no_grad():
+        logits[range(6), index[:, 0]] += 30
+    for x in (logits, (logits.detach() + 1000).requires_grad_()):
+        agrees_along(x, index, least=0.0)
+    agrees_along(logits, index, softcap=20.0)
+
+
+@kernels
+@pytest.mark.usefixtures("_without_formulas")
+def test_second_derivatives_of_bad_labels_and_logits() -> None:
+    """A label out of range has no derivatives; those of a row without a finite maximum are NaN."""
+    logits, index = operands((5,), 300, 2)
+    index[1, 0], index[2, 1] = 300, -3
+    with torch.no_grad():
+        logits[3, 7], logits[4] = torch.inf, -torch.inf
+    upstream = [torch.randn(x, device=KERNELS) for x in ((5, 2), (5,))]
+    found = derivatives(
+        F.token_log_probs,
+        logits,
+        index,
+        torch.randn_like(logits.detach()),
+        upstream,
+        return_entropy=True,
+        check_targets="off",
+    )
+    of_labels, of_entropies, of_logits = found
+    assert not of_labels[1, 0] and not of_labels[2, 1] and of_labels[:3].isfinite().all()
+    assert of_logits[:3].isfinite().all() and of_logits[0].any()
+    assert of_labels[3:].isnan().all() and of_entropies[3:].isnan().all() and of_logits[3:].isnan().all()
+
+
+@kernels
+def test_derivatives_of_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward mode writes no gradients."""
+    logits, index = operands((9,), 300, 2)
+    tangents = torch.randn_like(logits.detach())
+    monkeypatch.setattr(formulas, "hvp", None)
+    f = functools.partial(F.token_log_probs, index=index, return_entropy=True)
+    _, found = torch.func.jvp(lambda x: tuple(f(x)), (logits.detach(),), (tangents,))
+    _, right = torch.func.jvp(lambda x: truth(x, index), (logits.detach().double(),), (tangents.double(),))
+    for x, y in zip(found, right, strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Transforms and libraries
 
 
@@ -411,12 +569,28 @@ def test_kernels_compile() -> None:
     forward = {"kind": "unreduced", "layout": "block", "cluster": 4, "entropy": True, "rank": MAX_RANK, "mask": "bool"}
     backward = {"kind": "from_residual", "layout": "subwarp", "capped": True}
     lanes = {**backward, "layout": "thread_per_row", "vec_size": 1}
+    second = {"kind": "hvp", "entropy": True, "capped": True}
     for version, architecture, chosen in (
         (13, "sm_90", {**forward, "input": "bfloat16", "vec_size": 8, "capped": True}),
         (13, "sm_75", {**forward, "input": "float64", "vec_size": 2, "cluster": 1}),
         (13, "sm_120", {**backward, "input": "float32", "vec_size": 4, "gradient": "bfloat16", "entropy": True}),
         (11, "sm_70", {**backward, "input": "float16", "vec_size": 8, "gradient": "float16"}),
         (11, "sm_80", {**lanes, "input": "float32", "gradient": "float32"}),
+        (
+            11,
+            "sm_80",
+            {**second, "layout": "thread_per_row", "vec_size": 1, "input": "bfloat16", "gradient": "bfloat16"},
+        ),
+        (
+            11,
+            "sm_70",
+            {**second, "layout": "subwarp", "vec_size": 4, "edges": 1, "input": "float32", "gradient": "float32"},
+        ),
+        (
+            13,
+            "sm_90",
+            {**second, "layout": "block", "vec_size": 8, "cluster": 8, "input": "float16", "gradient": "float16"},
+        ),
     ):
         compute = "float64" if chosen["input"] == "float64" else "float32"
         kernel = LogProbKernel(F.token_log_probs.loss, **{"index": "int64", "mask": "", "compute": compute, **chosen})

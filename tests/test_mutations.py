@@ -425,6 +425,12 @@ BATTERY: dict[str, Callable[[], None]] = {
     "log-probabilities": hosted(
         log_probs_properties.agrees_with_truth, (9, 300, 3), (3, 5000, 2), (4100, 7, 1), (9, 300, 3, "bfloat16")
     ),
+    "log-probabilities, second": hosted(
+        log_probs_properties.second_agrees_with_truth, (9, 300, 3), (3, 5000, 2), (4100, 7, 1), (9, 300, 3, "bfloat16")
+    ),
+    "log-probabilities, second, capped": hosted(
+        partial(log_probs_properties.second_agrees_with_truth, softcap=4.0), (9, 300, 3)
+    ),
     "regions": hosted(partial(region_properties.agrees_with_truth, alpha=0.2, beta=0.7), ("tversky_loss", "vectors")),
     "regions, ignored": hosted(region_properties.leaves_voxels_out),
     "regions, pooled": hosted(partial(region_properties.agrees_with_truth, pool="class"), ("dice_loss", "vectors")),

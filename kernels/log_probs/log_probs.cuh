@@ -115,12 +115,13 @@ struct alignas(16) LogProbCoeffs {
   Compute mean_gap;        // D
 };
 
-template <class Space_, class Input_, class Label_, class Mask_, class Compute_, bool kCapped, bool kEntropy_,
+template <class Space_, class Input_, class Label_, class Mask_, class Compute_, bool kCapped_, bool kEntropy_,
           class Gradient_ = Input_>
 struct LogProbProgram {
   using Compute = Compute_;
   using Input = Input_;
   using Gradient = Gradient_;
+  static constexpr bool kCapped = kCapped_;
   static constexpr bool kEntropy = kEntropy_;
   // True for 16-bit logits without a cap, whose arithmetic is cheaper than that of wider logits.
   static constexpr bool kShort = kSingle<Compute> && sizeof(Input) == 2 && !kCapped;
@@ -377,18 +378,24 @@ __device__ __forceinline__ typename Program::Moments partial_moments(const Progr
   return part;
 }
 
+// Returns the softmax of a whole row. All but its maximum is NaN if no logit is a number above -inf, or if one is inf.
+template <class Compute, bool kEntropy>
+__device__ __forceinline__ Softmax<Compute> softmax_of(const RowMoments<Compute, kEntropy>& whole) {
+  Softmax<Compute> row;
+  row.set(OnlineSoftmax<Compute, ExcludeMax>{whole.max_logit, whole.exp_sum});
+  if (!(scalar_abs(row.max_logit) <= scalar_max(Compute()))) {
+    row.log_sum = row.inv_sum = row.max_complement = scalar_nan(Compute());
+  }
+  return row;
+}
+
 // Stores the values of a row and its coefficients; raw(c) is the raw logit of class c. Precondition: `part` is that of
 // the whole row, in every thread.
 template <class Program, class Raw, class Compute = typename Program::Compute>
 __device__ __forceinline__ void store_values(const Program& program, const int64 (&offset)[kRowStreams], bool counts,
                                              const typename Program::Moments& part, const Raw& raw, int64 thread,
                                              int64 threads) {
-  Softmax<Compute> row;
-  row.set(OnlineSoftmax<Compute, ExcludeMax>{part.max_logit, part.exp_sum});
-  // Either no logit is a number above -inf, or a logit is inf.
-  if (!(scalar_abs(row.max_logit) <= scalar_max(Compute()))) {
-    row.log_sum = row.inv_sum = row.max_complement = scalar_nan(Compute());
-  }
+  const Softmax<Compute> row = softmax_of(part);
   const Compute gap = Program::kEntropy ? part.gap * row.inv_sum : Compute(0);
   Compute* const values = program.values + program.first_value(offset);
   for (int64 k = thread; k < program.count; k += threads) {
@@ -487,6 +494,44 @@ __device__ __forceinline__ RowUpstream<Compute> row_upstream(const Program& prog
   return up;
 }
 
+// Computes z and its slope for raw logits of kVecSize contiguous classes from `first` on, and the gradient with respect
+// to z, times the slope that all logits share. `has_label` is true if one of the classes may be a label.
+template <int kVecSize, class Program, class Compute = typename Program::Compute>
+__device__ __forceinline__ void logit_gradients(const Program& program, const int64 (&offset)[kRowStreams], int64 first,
+                                                bool has_label, const RowUpstream<Compute>& up,
+                                                const LogProbCoeffs<Compute>& row, const Compute (&raw)[kVecSize],
+                                                Compute (&g)[kVecSize], Compute (&z)[kVecSize],
+                                                Compute (&slope)[kVecSize]) {
+  Compute of_label[kVecSize];
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) g[i] = of_label[i] = Compute(0);
+  if (has_label) {
+#pragma unroll 1
+    for (int64 k = 0; k < program.count; ++k) {
+      const int64 label = program.label(offset, k), i_of_label = label - first;
+      if (i_of_label < 0 || i_of_label >= kVecSize || !program.is_class(label)) continue;
+      const Compute of_k = program.grad_output[(program.first_value(offset) + k) * program.result_stride];
+#pragma unroll
+      for (int i = 0; i < kVecSize; ++i) {
+        if (i == i_of_label) of_label[i] += of_k * program.logit.common_slope();
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kVecSize; ++i) {
+    program.logit_and_slope(raw[i], z[i], slope[i]);
+    const Compute d = below_max(z[i], row.max_logit), p = exp_nonpositive(d) * row.inv_sum;
+    Compute p_coeff = up.total;
+    if (has_label) {
+      const Compute complement = identical(z[i], row.max_logit) ? row.max_complement : Compute(1) - p;
+      p_coeff -= of_label[i];
+      g[i] = of_label[i] * complement;
+    }
+    if (Program::kEntropy) p_coeff += up.entropy * (d + row.mean_gap);
+    g[i] -= p * p_coeff;
+  }
+}
+
 // Returns the gradient of kVecSize contiguous classes from `first` on; `has_label` is true if one of them may be a
 // label.
 template <int kVecSize, class Program, class Compute = typename Program::Compute>
@@ -507,36 +552,11 @@ __device__ __forceinline__ Pack<typename Program::Gradient, kVecSize> log_prob_g
       g[i] = -Program::exponential(d) * of_p;
     }
   } else if (!up.all_zero) {
-    Compute of_label[kVecSize], raw[kVecSize];
+    Compute raw[kVecSize], z[kVecSize], slope[kVecSize];
     unpack(x, raw);
+    logit_gradients(program, offset, first, has_label, up, row, raw, g, z, slope);
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) of_label[i] = Compute(0);
-    if (has_label) {
-#pragma unroll 1
-      for (int64 k = 0; k < program.count; ++k) {
-        const int64 label = program.label(offset, k), i_of_label = label - first;
-        if (i_of_label < 0 || i_of_label >= kVecSize || !program.is_class(label)) continue;
-        const Compute of_k = program.grad_output[(program.first_value(offset) + k) * program.result_stride];
-#pragma unroll
-        for (int i = 0; i < kVecSize; ++i) {
-          if (i == i_of_label) of_label[i] += of_k * program.logit.common_slope();
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kVecSize; ++i) {
-      Compute z, slope;
-      program.logit_and_slope(raw[i], z, slope);
-      const Compute d = below_max(z, row.max_logit), p = exp_nonpositive(d) * row.inv_sum;
-      Compute p_coeff = up.total;
-      if (has_label) {
-        const Compute complement = identical(z, row.max_logit) ? row.max_complement : Compute(1) - p;
-        p_coeff -= of_label[i];
-        g[i] = of_label[i] * complement;
-      }
-      if (Program::kEntropy) p_coeff += up.entropy * (d + row.mean_gap);
-      g[i] = (g[i] - p * p_coeff) * slope;
-    }
+    for (int i = 0; i < kVecSize; ++i) g[i] *= slope[i];
   }
   return NarrowPack<typename Program::Gradient, kVecSize>::from(g);
 }
@@ -630,7 +650,9 @@ struct RowOfLane {
   bool exists;
   int64 offset[kRowStreams];
 
-  __device__ __forceinline__ RowOfLane(const Program& program, int64 first) : rows(program, first) {
+  // `buffers`: number of buffers that each warp has in shared memory. The rows use the first one.
+  __device__ __forceinline__ RowOfLane(const Program& program, int64 first, int buffers = 1)
+      : rows(program, first, 0, buffers) {
     const int64 row = first + threadIdx.x % kWarp;
     exists = row < program.space.rows;
     program.space.offsets(exists ? row : 0, offset);

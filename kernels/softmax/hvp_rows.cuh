@@ -308,6 +308,16 @@ struct HvpRowInMemory {
   StridedPointer<Storage> to;
   bool vectors_of_logits, vectors_of_tangents;  // true if their vectors are aligned where those of the results are
 
+  // Sets these flags. `view`: vectors of the results.
+  template <class View>
+  __device__ __forceinline__ void find_vectors(const View& view) {
+    constexpr unsigned long long kBytes = sizeof(Pack<Storage, View::kVecSize>);
+    if constexpr (kShifted) {
+      vectors_of_logits = reinterpret_cast<unsigned long long>(from.values + view.head) % kBytes == 0;
+    }
+    vectors_of_tangents =
+        from.tangent_step == 1 && reinterpret_cast<unsigned long long>(from.tangents + view.head) % kBytes == 0;
+  }
   __device__ __forceinline__ void open(bool) const {
   }
   __device__ __forceinline__ void close() const {
@@ -362,11 +372,7 @@ struct HvpReader {
       }();
       HvpRowInMemory<Storage, kShifted> source{program.logits(t.offset), program.gradient_pointer(t.offset), false,
                                                false};
-      const auto begins_with_vector = [&](const Storage* row) {
-        return reinterpret_cast<unsigned long long>(row + view.head) % sizeof(Pack<Storage, kVecSize>) == 0;
-      };
-      if constexpr (kShifted) source.vectors_of_logits = begins_with_vector(source.from.values);
-      source.vectors_of_tangents = source.from.tangent_step == 1 && begins_with_vector(source.from.tangents);
+      source.find_vectors(view);
       return hvp_row<kVectors>(program, group, t, source, view, exists, sync, scale);
     }
   };

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from cupylosses import functional
@@ -43,3 +46,42 @@ def agrees_with_truth(rows: int, classes: int, several: int, dtype: str = "float
     for a, b in (*zip(found, exact, strict=True), tuple(slopes)):
         tolerance = 4e-3 if a.dtype == torch.bfloat16 else 3e-6
         assert float((a.double() - b.double()).detach().norm()) <= tolerance * float(b.detach().double().norm())
+
+
+def derivatives(
+    function: Callable[..., Any],
+    logits: torch.Tensor,
+    index: torch.Tensor,
+    tangents: torch.Tensor,
+    upstream: list[torch.Tensor],
+    **options: Any,
+) -> list[torch.Tensor]:
+    """Returns the derivatives of values along tangents, and the products of the second derivatives with tangents.
+
+    Without ``upstream`` for the entropies, ``function`` is asked for log-probabilities only.
+    """
+    found = function(logits, index, **options)
+    found = found if isinstance(found, tuple) else (found,)
+    weights = [g.to(y.dtype).requires_grad_() for g, y in zip(upstream, found, strict=False)]
+    value = sum((g * y).sum() for g, y in zip(weights, found, strict=False))
+    (slope,) = torch.autograd.grad(value, logits, create_graph=True)
+    return [*torch.autograd.grad(slope, [*weights, logits], tangents.to(slope.dtype))]
+
+
+def second_agrees_with_truth(
+    rows: int, classes: int, several: int, dtype: str = "float32", size: float = 3.0, **options: Any
+) -> None:
+    """Derivatives along tangents match float64. All classes of a row share a large part of their tangents."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (size * torch.randn(rows, classes, generator=generator)).to(getattr(torch, dtype)).requires_grad_()
+    index = torch.randint(classes, (rows, several), generator=generator)
+    tangents = torch.randn(rows, classes, generator=generator) + 4 * torch.randn(rows, 1, generator=generator)
+    tangents = tangents.to(logits.dtype)
+    upstream = [torch.randn(rows, n, generator=generator, dtype=torch.float64) for n in (several, 1)]
+    upstream[1] = upstream[1][:, 0]
+    found = derivatives(functional.token_log_probs, logits, index, tangents, upstream, return_entropy=True, **options)
+    wide = logits.detach().double().requires_grad_()
+    right = derivatives(truth, wide, index, tangents.double(), upstream, **options)
+    for a, b in zip(found, right, strict=True):
+        tolerance = 4e-3 if a.dtype == torch.bfloat16 else 3e-6
+        assert float((a.double() - b).norm()) <= tolerance * float(b.norm())

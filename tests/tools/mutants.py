@@ -27,6 +27,7 @@ DENSE_ROWS = "kernels/softmax/dense_rows.cuh"
 DENSE_SECOND = "kernels/softmax/dense_second_derivatives.cuh"
 CHUNKS = "kernels/linear_softmax/chunks.cuh"
 LOG_PROBS = "kernels/log_probs/log_probs.cuh"
+SECOND_OF_LOG_PROBS = "kernels/log_probs/log_prob_hvp.cuh"
 MARGIN = "kernels/row_margin/row_margin.cuh"
 SECOND_OF_MARGINS = "kernels/row_margin/margin_hvp.cuh"
 STATISTICS = "kernels/row_statistics/row_statistics.cuh"
@@ -1045,7 +1046,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "label counted among the others",
         LOG_PROBS,
-        "log_prob_gradient",
+        "logit_gradients",
         r"p_coeff -= of_label\[i\];",
         "",
         ("log-probabilities",),
@@ -1073,6 +1074,38 @@ MUTANTS: tuple[Mutant, ...] = (
         r"held \? Compute\(0\) : ",
         "",
         ("log-probabilities",),
+    ),
+    Mutant(
+        "tangents relative to that of a maximum that has moved",
+        SECOND_OF_LOG_PROBS,
+        "move_tangents",
+        r"scalar_fma\(s, moments\.exp_sum \+ moments\.held, change\)",
+        "change",
+        ("log-probabilities, second",),
+    ),
+    Mutant(
+        "derivative of the entropy without the mean gap",
+        SECOND_OF_LOG_PROBS,
+        "RowAlong",
+        r"scalar_fma\(mean_gap, mean, (.*?)\) :",
+        r"\1 :",
+        ("log-probabilities, second",),
+    ),
+    Mutant(
+        "slope of a capped logit that does not change",
+        SECOND_OF_LOG_PROBS,
+        "hvp_of_classes",
+        r"g\[i\] \* change_of_slope",
+        "Compute(0)",
+        ("log-probabilities, second, capped",),
+    ),
+    Mutant(
+        "tangent of another class than that of the maximum",
+        SECOND_OF_LOG_PROBS,
+        "moments_along_of_lane",
+        r"part\.max_tangent = found\.t\[0\];",
+        "",
+        ("log-probabilities, second",),
     ),
 )
 

@@ -71,13 +71,17 @@ class LogProbEngine(Engine):
     def copies(
         self, call: Call, tensors: tuple[TensorSpec, ...], machine: Machine, writes: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Copies logits if classes are not contiguous in them or in their gradient, or if elements are misaligned."""
-        x = tensors[0]
-        classes = x.shape[-1]
-        contiguous = classes <= 1 or x.strides[-1] == x.gradient.strides[-1] == 1
-        if 0 in x.shape or (contiguous and x.misalignment % ITEMSIZE[x.dtype] == 0):
-            return {}
-        return {0: classes_last(x.shape, x.ndim - 1)}
+        """Copies logits if classes are not contiguous in them or in their gradient, or if elements are misaligned.
+
+        Tangents are copied if their classes are apart; those that classes share are not.
+        """
+        x, *_, last = tensors
+        found = {}
+        if 0 not in x.shape and not (_is_together(x, (1,)) and _is_together(x.gradient, (1,))):
+            found[0] = classes_last(x.shape, x.ndim - 1)
+        if any(call.static.has_tangent) and 0 not in x.shape and not _is_together(last, (0, 1)):
+            found[len(tensors) - 1] = classes_last(x.shape, x.ndim - 1)
+        return found
 
     def unpacked(self, static: Any, packed: Any) -> Any:
         return unpacked(static, packed)
@@ -157,6 +161,11 @@ class LogProbEngine(Engine):
             "index": (dtypes[-1] if len(dtypes) > 1 else "int64", index),
             "mask": ("bool", logits[:-1]),
         }
+
+
+def _is_together(x: TensorSpec, class_strides: Sequence[int]) -> bool:
+    """True if the classes of a tensor have one of these strides, and elements are aligned."""
+    return (x.shape[-1] <= 1 or x.strides[-1] in class_strides) and x.misalignment % ITEMSIZE[x.dtype] == 0
 
 
 def checked_settings(loss: Any, settings: tuple[Any, ...]) -> tuple[tuple[float, float], bool, int, str]:

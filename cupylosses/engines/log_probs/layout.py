@@ -42,9 +42,11 @@ FEW_CLASSES = 32
 #: block.
 LANE_CLASSES = (64, 48)
 LANE_THREADS = 128
-#: Threads of a block in layout "subwarp", and maximum number of threads of a block in layout "block".
+#: Threads of a block in layout "subwarp", and maximum number of threads of a block in layout "block". In second
+#: derivatives, larger blocks have fewer rows under way, more of which stay in L2 until they are read again.
 SUBWARP_THREADS = 256
 BLOCK_THREADS = 256
+SECOND_BLOCK_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def layout(
     chip: Chip,
     forward: bool,
 ) -> Layout:
-    """Chooses the layout for rows of a given shape.
+    """Returns the layout of values or gradients of rows.
 
     ``others`` are the strides of labels, mask and results. Precondition: classes are contiguous.
     """
@@ -108,32 +110,70 @@ def layout(
     return Layout(kind, vec_size, width, threads, cluster, rank, words, rows, classes, per_thread)
 
 
-def _threads(rows: int, vectors: int, per_thread: int, edges: int, clusters: bool) -> tuple[str, int, int, int]:
-    """Returns the kind of layout, the threads per row and per block, and the blocks of a cluster."""
+def second_layout(
+    shape: Sequence[int],
+    classes: int,
+    logits: RowStrides,
+    results: RowStrides,
+    others: Sequence[Sequence[int]],
+    tangents: RowStrides,
+    chip: Chip,
+) -> Layout:
+    """Returns the layout of second derivatives of rows, along tangents with any strides.
+
+    ``results`` are the gradients; the logits, if none are written. Precondition: their classes are contiguous.
+    """
+    sizes, strides = merge(shape, [logits.strides, results.strides, *others, tangents.strides])
+    rows = prod(shape)
+    class_strides = (1, 1, 0, 0, 0, tangents.class_stride)
+    words, rank = space_words(rows, classes, class_strides, sizes, strides), space_rank(rows, sizes)
+    shared = 2 * LANE_THREADS * row_pitch(classes, logits.itemsize) * logits.itemsize
+    fits = len(sizes) <= 1 and tangents.class_stride == 1 and shared <= chip.shared - DECLARED_BYTES
+    if classes <= LANE_CLASSES[logits.itemsize > 2] and rows >= MANY_ROWS and fits:
+        return Layout("thread_per_row", 1, 1, LANE_THREADS, 1, rank, words, rows, classes, 0, shared)
+    vec_size = 1 if classes <= FEW_CLASSES else 16 // logits.itemsize
+    edges = 0 if whole_rows(classes, vec_size, (results,), sizes, strides[1:2]) else 2 * (vec_size - 1)
+    vectors = -(-classes // vec_size)
+    kind, width, threads, cluster = _threads(rows, vectors, VECTORS, edges, chip.clusters, SECOND_BLOCK_THREADS)
+    per_thread = 0 if edges == 0 else 1 if edges <= width else EDGES
+    return Layout(kind, vec_size, width, threads, cluster, rank, words, rows, classes, per_thread)
+
+
+def _threads(
+    rows: int, vectors: int, per_thread: int, edges: int, clusters: bool, most: int = BLOCK_THREADS
+) -> tuple[str, int, int, int]:
+    """Returns the kind of layout, the threads per row and per block, and the blocks of a cluster.
+
+    ``most`` is the maximum number of threads of a block that processes one row at a time.
+    """
     width = power_of_two(max(1, -(-edges // EDGES), -(-vectors // per_thread)))
     if width <= WARP:
         return "subwarp", width, SUBWARP_THREADS, 1
     cluster = 1
-    while (
-        clusters and cluster < MAX_CLUSTER and rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * BLOCK_THREADS
-    ):
+    while clusters and cluster < MAX_CLUSTER and rows * cluster * 2 <= MANY_BLOCKS and vectors > cluster * most:
         cluster *= 2
-    threads = max(2 * WARP, min(power_of_two(-(-vectors // (per_thread * cluster))), BLOCK_THREADS))
+    threads = max(2 * WARP, min(power_of_two(-(-vectors // (per_thread * cluster))), most))
     return "block", threads, threads, cluster
 
 
-def resident_threads(compute: str) -> int:
-    """Returns the number of resident threads per multiprocessor.
+def resident_threads(kind: str, compute: str, second: bool = False, capped: bool = False) -> int:
+    """Returns the number of resident threads per multiprocessor, for a kind of layout.
 
-    It leaves each thread enough registers for the logits that it loads, in dtype ``compute``.
+    It leaves each thread enough registers for the logits that it loads, in dtype ``compute``. ``second`` derivatives of
+    ``capped`` logits need more of them.
     """
-    return 512 if compute == "float64" else 1024
+    if second and kind == "block":
+        return SECOND_BLOCK_THREADS
+    return 512 if compute == "float64" or (second and capped) else 1024
 
 
-def blocks(layout: Layout, chip: Chip, processors: int, compute: str) -> int:
-    """Returns the number of blocks of forward: as many as run at once, but no more than there are rows for."""
+def blocks(layout: Layout, processors: int, chip: Chip, resident: int) -> int:
+    """Returns the number of blocks that run at once, but no more than there are rows for.
+
+    ``resident`` is the number of resident threads per multiprocessor.
+    """
     units = -(-layout.rows // layout.rows_at_once)
-    per_processor = resident_threads(compute) // layout.threads
+    per_processor = resident // layout.threads
     if layout.shared:
         per_processor = max(1, min(per_processor, chip.shared // layout.shared))
     at_once = max(1, processors * per_processor // layout.cluster)

@@ -1,7 +1,8 @@
 """Plans of log-probabilities.
 
 Forward has one kernel, for the values and for coefficients of each row. Backward has another one, which computes the
-gradient from these coefficients.
+gradient from these coefficients. Derivatives along tangents have a kernel of their own, for those of values and
+gradient.
 """
 
 from __future__ import annotations
@@ -49,24 +50,25 @@ class LogProbPlan(Plan):
         super().__init__(engine, call, tensors, promoted, machine)
         self.result = static.out_dtype or compute
         self.labels = self.index.shape[-1] if static.several else 1
-        # The reference formula computes derivatives along tangents.
-        self.empty = not (self.rows and self.classes and self.labels + static.entropy) or any(static.has_tangent)
+        self.empty = not (self.rows and self.classes and self.labels + static.entropy)
         self.scalar = False
         spec = contiguous(self.result, value_shape(static, self.rows_shape, self.index.shape))
         self.shape, self.strides = spec.shape, spec.strides
         self.differentiable = tuple([i == 0 for i in range(len(tensors))])
         self.speculative = self.nothing
+        self.fused_hvp = self.has_product = any(static.has_tangent)
         self.partials = self.records = self.slot = 0
         self.takes_status = True
         self.reports = static.check != "off"
         self.waits = static.check == "sync"
         self.site = site_of(self.loss, *(site or (self.index.shape, 0)))
-        self._launchers: dict[str, compiler.Launcher] = {}
+        self._launchers: dict[tuple[str, bool], compiler.Launcher] = {}
 
     def launcher(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
-        launcher = self._launchers.get(stage)
+        key = stage, stage == "from_residual" or wanted[0]
+        launcher = self._launchers.get(key)
         if launcher is None:
-            launcher = self._launchers[stage] = self._load(stage)
+            launcher = self._launchers[key] = self._load(*key)
         return launcher
 
     def unreduced_step(self, counted: bool) -> Step:
@@ -80,33 +82,40 @@ class LogProbPlan(Plan):
     def upstream_strides(self) -> tuple[int, ...] | None:
         return self.strides
 
-    def _load(self, stage: str) -> compiler.Launcher:
-        static, forward, processors = self.static, stage == "unreduced", self.machine.processors
-        x = self._layout(forward)
-        slices, blocks = 1, rows_layout.blocks(x, self.machine.chip, processors, self.compute)
-        if not forward and x.kind != "thread_per_row":
+    def _load(self, stage: str, writes: bool) -> compiler.Launcher:
+        static, processors = self.static, self.machine.processors
+        kind = "hvp" if stage == "product" else stage
+        x = self._layout(kind, writes)
+        resident = rows_layout.resident_threads(x.kind, self.compute, kind == "hvp", static.capped)
+        slices, blocks = 1, rows_layout.blocks(x, processors, self.machine.chip, resident)
+        if kind == "from_residual" and x.kind != "thread_per_row":
             slices = rows_layout.slices(x, processors)
             units = -(-self.rows * slices // x.rows_at_once)
             blocks = max(1, min(units, processors * (2048 // x.threads)))
         mask = self.tensors[positions(static)["mask"]].dtype if static.masked else ""
         kernel = LogProbKernel(
-            self.loss, stage, x.kind, x.vec_size, self.input.dtype, self.index.dtype, mask, self.compute,
-            gradient="" if forward else self.input.gradient.dtype, rank=x.rank, capped=static.capped,
-            entropy=static.entropy, cluster=x.cluster, edges=x.edges,
+            self.loss, kind, x.kind, x.vec_size, self.input.dtype, self.index.dtype, mask, self.compute,
+            gradient=self.input.gradient.dtype if writes else "", rank=x.rank, capped=static.capped,
+            entropy=static.entropy, cluster=x.cluster, edges=x.edges, valued=stage != "product",
         )  # fmt: skip
         step = self.index.strides[-1] if static.several else 0
         fixed = (static.ignore_index, self.site, self.labels, step, slices, x.width, x.words)
         return self.machine.launcher(kernel, blocks, x.threads, fixed, x.shared)
 
-    def _layout(self, forward: bool) -> rows_layout.Layout:
+    def _layout(self, kind: str, writes: bool) -> rows_layout.Layout:
         rank, input, gradient = len(self.rows_shape), self.input, self.input.gradient
         masks: tuple[int, ...] = (0,) * rank
         if self.static.masked:
             mask = self.tensors[positions(self.static)["mask"]]
             masks = broadcast_strides(mask.shape, mask.strides, self.rows_shape)
-        logits, gradients = (
-            RowStrides(x.strides[:-1], 1, ITEMSIZE[x.dtype], misalignment)
-            for x, misalignment in ((input, input.misalignment), (gradient, 0))
-        )
+        logits, gradients = _rows_of(input, input.misalignment), _rows_of(gradient, 0)
         others = (self.index.strides[:rank], masks, dense_strides(self.rows_shape, (0,) * rank))
-        return rows_layout.layout(self.rows_shape, self.classes, logits, gradients, others, self.machine.chip, forward)
+        arguments, chip = (self.rows_shape, self.classes, logits), self.machine.chip
+        if kind == "hvp":
+            tangents = _rows_of(self.tensors[-1], self.tensors[-1].misalignment)
+            return rows_layout.second_layout(*arguments, gradients if writes else logits, others, tangents, chip)
+        return rows_layout.layout(*arguments, gradients, others, chip, kind == "unreduced")
+
+
+def _rows_of(x: TensorSpec, misalignment: int) -> RowStrides:
+    return RowStrides(x.strides[:-1], x.strides[-1] if x.shape[-1] > 1 else 1, ITEMSIZE[x.dtype], misalignment)
