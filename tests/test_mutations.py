@@ -416,6 +416,9 @@ BATTERY: dict[str, Callable[[], None]] = {
     "statistics, apart": partial(statistics_properties.agrees_where_parts_have_blocks, "triplet_margin_loss", 3, 9000),
     "statistics, held": hosted(statistics_properties.agrees_with_formula, ("triplet_margin_loss", 3, 350)),
     "statistics, in registers": hosted(statistics_properties.agrees_in_registers, ("triplet_margin_loss", 5, 3)),
+    "statistics, staged": hosted(
+        statistics_properties.agrees_where_warps_stage_gradients, ("triplet_margin_loss", 70, 15)
+    ),
     "statistics, norms": hosted(
         partial(statistics_properties.agrees_with_formula, p=200.0, margin=9.0), ("triplet_margin_loss", 3, 9)
     ),

@@ -743,6 +743,48 @@ def test_short_rows_in_registers_change_no_bit(
         assert same_bits(a.contiguous(), b.contiguous())
 
 
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("function", "features", "dtype", "in_registers"),
+    [(COSINE, 33, bf16, False), (TRIPLET, 15, f32, False), (TRIPLET, 6, bf16, True), (F.pearson_loss, 15, f32, False)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_staged_gradients_change_no_bit(
+    function: Any,
+    features: int,
+    dtype: torch.dtype,
+    in_registers: bool,
+    fresh_plans: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gradients that a warp stores for all its rows, the last of which do not exist, have the bits of those that lanes
+    store.
+    """
+    operands = drawn(function, (37,), features, dtype)
+    chosen, found, staged = row_layout.layout, [], []
+
+    def layout(*arguments: Any) -> row_layout.Layout:
+        x = chosen(*arguments[:-2], 64 << 10, arguments[-1])
+        staged.append(x.stages(2))
+        assert (x.in_registers > 0) == in_registers
+        return x
+
+    monkeypatch.setattr(row_layout, "layout", layout)
+    monkeypatch.setattr(row_layout, "REGISTER_ROWS", 1 if in_registers else 1 << 15)
+    monkeypatch.setattr(row_layout, "STORES", 3)
+    for stages in (True, False):
+        if not stages:
+            monkeypatch.setattr(row_layout, "STORES", 1 << 10)
+            monkeypatch.setattr(row_layout, "STORES_OF_ONE", 1 << 10)
+        fresh_plans()
+        mean, unreduced = (gradients(function, operands, reduction=x) for x in ("mean", "none"))
+        found.append([*mean, *unreduced, *products(function, operands)])
+        assert all(x is stages for x in staged)
+        staged.clear()
+    for a, b in zip(*found, strict=True):
+        assert same_bits(a.contiguous(), b.contiguous())
+
+
 def test_many_rows_of_few_features_stay_in_registers() -> None:
     """16-bit rows need fewer features for that, which are converted twice. Few rows share kernels of other lengths."""
 

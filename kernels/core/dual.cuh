@@ -40,6 +40,11 @@ struct Dual {
   T tangent[slots_up_to_last(kMask_)];  // slots outside kMask are never read or written
 };
 
+// Returns the number of bits that are set.
+__host__ __device__ constexpr int count_bits(unsigned bits) {
+  return bits == 0 ? 0 : static_cast<int>(bits & 1u) + count_bits(bits >> 1);
+}
+
 template <unsigned kMask>
 __device__ __forceinline__ constexpr bool has(int slot) {
   return (kMask >> slot) & 1u;

@@ -572,10 +572,6 @@ __device__ __forceinline__ Scaled<NestedDual<T, kGuarded>> scalar_power(const Lo
 // ---------------------------------------------------------------------------------------------------------------------
 // The derivative of a loss along a direction (JVP), as a loss
 
-__host__ __device__ constexpr int count_bits(unsigned bits) {
-  return bits == 0 ? 0 : static_cast<int>(bits & 1u) + count_bits(bits >> 1);
-}
-
 // Returns y with the tangent that follows from its partial derivatives with respect to the operands x. For losses that
 // write derivatives by hand: the computation of the value carries a different tangent.
 template <class Y, class... X>

@@ -12,7 +12,9 @@
 //    value and the coefficients a_k. For a norm n of degree p the derivative at feature i is sign(e) (|e| / n)^(p - 1);
 //    the coefficient includes the factor that all features share. A norm of 0 or infinity has no direction: its
 //    derivative is 0.
-// 3. The threads traverse the same features again and write the gradients. If shared memory has room (kHeld), a thread
+// 3. The threads traverse the same features again and write the gradients; those of short vectors (kStaged) pass
+// through
+//    shared memory, from which each warp stores those of all its rows. If shared memory has room (kHeld), a thread
 //    keeps its vectors of the row there, in its own part: in registers they would be held as doubles beside those of
 //    step 2, and half as many rows would fit. Elements of 16 bits are kept as the upper words of doubles, so that they
 //    are converted once (upper_t). With kCopied a thread copies all its vectors there at once with cp.async; otherwise
@@ -414,9 +416,10 @@ struct RowsOfFeatures {
 
 // kWidth neighbouring lanes of a warp share a row. The width and the number of threads of a block are compile-time
 // constants, so that the compiler advances shared-memory addresses from vector to vector by a constant.
-template <int kWidth, int kThreads>
+template <int kWidth_, int kThreads>
 struct LanesOfRow {
   static constexpr bool kBlockWide = false;
+  static constexpr int kWidth = kWidth_;
   static constexpr int kRounds = 1, kBlocks = 1;
 
   __device__ __forceinline__ static int rank() {
@@ -505,6 +508,7 @@ __device__ __forceinline__ Statistics sum_of_warps(const Statistics& of_warp, do
 // their number, otherwise 0.
 template <int kParts, int kRounds_, bool kCluster, int kThreads, int kRecords_ = 0>
 struct BlocksOfRow {
+  static constexpr int kWidth = 32;  // lanes of a warp that share a row
   static constexpr bool kBlockWide = true, kMany = kParts > kMaxBlocks;
   static constexpr int kRounds = kRounds_, kBlocks = kCluster ? (kMany ? kMaxBlocks : kParts) : 1;
   static constexpr int kTeams = kParts / (kBlocks * kRounds), kTeamSize = kThreads / kTeams;
@@ -701,14 +705,15 @@ struct RowResult {
 //   kThreads                   threads of a block
 //   kFeatures                  number of features of short rows that single lanes process, in registers; 0 for other
 //                              rows, whose number of features is in the layout
+//   kStaged                    gradients of the rows of a warp are staged in shared memory and stored together
 //
 // Streams are numbered in this order: vectors, labels, gradients of vectors, gradients of labels, mask, result.
 template <class Summands_, class Value_, class Vectors_, class Labels_, class VectorSinks_, class LabelSinks_,
           class Mask_, class Layout_, bool kOfStatistics, unsigned kLabelMask, int kVecSize_, unsigned kWide_,
-          unsigned kPaired_, bool kHeld_, bool kCopied_, int kAhead_, int kThreads_, int kFeatures_>
+          unsigned kPaired_, bool kHeld_, bool kCopied_, int kAhead_, int kThreads_, int kFeatures_, bool kStaged_>
 struct RowStatistics {
   static constexpr int kVecSize = kVecSize_, kAhead = kAhead_;
-  static constexpr bool kHeld = kHeld_;
+  static constexpr bool kHeld = kHeld_, kStaged = kStaged_;
   static constexpr int kVectors = Vectors_::kSize, kLabels = Labels_::kSize;
   static constexpr int kStatistics = Summands_::kStatistics;
   static constexpr int kVectorSink = kVectors + kLabels, kLabelSink = kVectorSink + kVectors;
@@ -927,6 +932,28 @@ struct RowStatistics {
     }
   }
 
+  // Stores the gradients that the lanes of a warp have staged for their rows, of which `first_row` is the first one. If
+  // each lane stored its own vectors, it would write a part of a sector each time. Preconditions: kStaged; in each
+  // gradient rows follow each other without gaps; all lanes of the warp call it together.
+  template <class Group>
+  __device__ __forceinline__ void store_staged(const Group&, int64 first_row) const {
+    constexpr int kRows = 32 / Group::kWidth;
+    const int lane = static_cast<int>(threadIdx.x) % 32, count = static_cast<int>(layout.features) / kVecSize;
+    const int64 left = layout.rows - first_row;
+    const int rows = left < kRows ? static_cast<int>(left) : kRows;
+    // Fixed-point inverse: exact for the vectors of a warp.
+    constexpr int kBits = 22;
+    const unsigned inverse = (1u << kBits) / static_cast<unsigned>(count) + 1u;
+    __syncwarp();
+#pragma unroll 2
+    for (int i = lane; i < rows * count; i += 32) {
+      const int row = static_cast<int>(i * inverse >> kBits);
+      store_staged<Group::kWidth>(row, i - row * count, first_row * layout.features + i * kVecSize, VectorSlots{});
+    }
+    // The next rows take the same memory.
+    __syncwarp();
+  }
+
   // With kSomeAreZero, derivatives whose coefficient is 0 are skipped.
   template <bool kSomeAreZero, class Group>
   __device__ __forceinline__ void write(const Group& group, const int64 (&at)[kStreams], int64 features,
@@ -969,7 +996,7 @@ struct RowStatistics {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (!kWhole && first + j * step >= features) continue;
-      write_pack<kSomeAreZero>(at, first + j * step, firsts, batch[j], row, counts, VectorSlots{});
+      write_pack<kSomeAreZero, 1>(at, first + j * step, firsts, batch[j], row, counts, VectorSlots{});
     }
   }
   // Writes the gradients of the vectors from feature `first` to `end`, which the thread has kept.
@@ -981,7 +1008,7 @@ struct RowStatistics {
     for (; first < end; first += step, ++kept) {
       KeptPacks packs;
       if (counts) take(kept, packs, VectorSlots{});
-      write_pack<kSomeAreZero>(at, first, firsts, packs, row, counts, VectorSlots{});
+      write_pack<kSomeAreZero, Group::kWidth>(at, first, firsts, packs, row, counts, VectorSlots{});
     }
   }
 
@@ -1004,7 +1031,7 @@ struct RowStatistics {
                                             const Row& row, bool counts) const {
 #pragma unroll
     for (int v = 0; v < kFeatures_ / kVecSize; ++v) {
-      write_pack<kSomeAreZero>(at, v * kVecSize, firsts, own.of[v], row, counts, VectorSlots{});
+      write_pack<kSomeAreZero, 1>(at, v * kVecSize, firsts, own.of[v], row, counts, VectorSlots{});
     }
   }
 
@@ -1190,7 +1217,9 @@ struct RowStatistics {
     return row;
   }
 
-  template <bool kSomeAreZero, class Elements, int... kSlot>
+  // Writes the gradients of the vector at feature `first`; with kStaged to shared memory, for one of the rows of a warp
+  // that kWidth lanes each share.
+  template <bool kSomeAreZero, int kWidth, class Elements, int... kSlot>
   __device__ __forceinline__ void write_pack(const int64 (&at)[kStreams], int64 first, const Firsts& firsts,
                                              const Elements& packs, const Row& row, bool counts,
                                              Indices<kSlot...>) const {
@@ -1207,9 +1236,49 @@ struct RowStatistics {
             round_for<Rounded>(get<kSlot>(vectors), add_slopes<kSomeAreZero, kSlot>(parts, row, StatisticSlots{}))),
        ...);
     }
-    (store_one<has<kWide_>(kVectors + kSlot)>(get<kSlot>(vector_sinks), at[kVectorSink + kSlot],
-                                              layout.step[kVectorSink + kSlot], first, gradient[kSlot]),
-     ...);
+    if constexpr (kStaged) {
+      const int row = static_cast<int>(threadIdx.x) % 32 / kWidth, vector = static_cast<int>(first) / kVecSize;
+      (stage_one(get<kSlot>(vector_sinks), staged_vector<kWidth>(kSlot, row, vector), gradient[kSlot]), ...);
+    } else {
+      (store_one<has<kWide_>(kVectors + kSlot)>(get<kSlot>(vector_sinks), at[kVectorSink + kSlot],
+                                                layout.step[kVectorSink + kSlot], first, gradient[kSlot]),
+       ...);
+    }
+  }
+
+  // Returns the address of a vector of the gradient of operand `slot`, for row `row` of the warp. These follow what the
+  // threads of the block keep. Rows are an odd number of vectors apart, so lanes in different rows do not meet in a
+  // bank of shared memory.
+  template <int kWidth>
+  __device__ __forceinline__ char* staged_vector(int slot, int row, int vector) const {
+    extern __shared__ uint4 staged[];
+    constexpr int kRows = 32 / kWidth, kBatch = kWidth * kAhead, kSinks = count_bits(kVectorMask);
+    const int count = static_cast<int>(layout.features) / kVecSize, pitch = count | 1;
+    const int kept = kInRegisters ? 0 : (count + kBatch - 1) / kBatch * kAhead * kVectors * kKeptBytes * kThreads_;
+    const int sink = static_cast<int>(threadIdx.x) / 32 * kSinks + count_bits(kVectorMask & ((1u << slot) - 1u));
+    return reinterpret_cast<char*>(staged) + kept + ((sink * kRows + row) * pitch + vector) * kVectorBytes;
+  }
+  __device__ __forceinline__ void stage_one(Absent, char*, const Rounded (&)[kVecSize]) const {
+  }
+  template <class Storage>
+  __device__ __forceinline__ void stage_one(Storage*, char* place, const Rounded (&gradient)[kVecSize]) const {
+    using Word = typename Pack<Storage, kVecSize>::Word;
+    static_assert(sizeof(Word) == sizeof(Pack<Storage, kVecSize>), "staged vectors are single words");
+    const auto pack = NarrowPack<Storage, kVecSize>::from(gradient);
+    *reinterpret_cast<Word*>(place) = reinterpret_cast<const Word&>(pack);
+  }
+  template <int kWidth, int... kSlot>
+  __device__ __forceinline__ void store_staged(int row, int vector, int64 first, Indices<kSlot...>) const {
+    (store_staged_one(get<kSlot>(vector_sinks), staged_vector<kWidth>(kSlot, row, vector), first), ...);
+  }
+  __device__ __forceinline__ void store_staged_one(Absent, const char*, int64) const {
+  }
+  template <class Storage>
+  __device__ __forceinline__ void store_staged_one(Storage* sink, const char* place, int64 first) const {
+    using Word = typename Pack<Storage, kVecSize>::Word;
+    Pack<Storage, kVecSize> pack;
+    reinterpret_cast<Word&>(pack) = *reinterpret_cast<const Word*>(place);
+    store_stream<kVecSize>(sink + first, pack);
   }
 
   template <bool kSomeAreZero, int kSlot, class Parts, int... kStatistic>
@@ -1331,14 +1400,18 @@ __device__ __forceinline__ void take_row(const Program& program, const Group& gr
   if (Group::kBlockWide && Program::kHeld && group.lane(0) == 0) program.prefetch(next);
   const EvaluateRow<kGradients, kLoadsLabels, Program, Scale> evaluate{program, scale, at, firsts, loaded, counts};
   const typename Program::Row row = group.finish(evaluate, total, program.summands.exponent());
-  if (!exists) return;
-  if constexpr (kGradients) {
-    if constexpr (kWrites && Program::kInRegisters) program.write_own(own, at, firsts, row, counts);
-    if constexpr (kWrites && !Program::kInRegisters) {
-      program.write(group, at, program.layout.features, firsts, row, counts);
+  if constexpr (kWrites) {
+    if (exists) {
+      if constexpr (Program::kInRegisters) {
+        program.write_own(own, at, firsts, row, counts);
+      } else {
+        program.write(group, at, program.layout.features, firsts, row, counts);
+      }
     }
-    if (group.lane(0) == 0) program.write_labels(at, row);
+    if constexpr (Program::kStaged) program.store_staged(group, index - threadIdx.x % 32 / Group::kWidth);
   }
+  if (!exists) return;
+  if (kGradients && group.lane(0) == 0) program.write_labels(at, row);
   finish(at, row, firsts);
 }
 
@@ -1604,6 +1677,7 @@ __device__ __forceinline__ void write_coefficients(const Program& program, const
 // One part of a row, which one block processes.
 template <int kParts, int kThreads>
 struct PartOfRow {
+  static constexpr int kWidth = 32;  // lanes of a warp that share a row
   static constexpr bool kBlockWide = true;
   static constexpr int kRounds = 1;
   int part;

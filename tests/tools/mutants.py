@@ -1018,6 +1018,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "words[k]",
         ("alignments",),
     ),
+    Mutant(
+        "staged gradients of the first rows for all rows",
+        STATISTICS,
+        "store_staged",
+        r"first_row \* layout\.features \+ i",
+        "i",
+        ("statistics, staged",),
+    ),
+    Mutant(
+        "rows staged in the same memory",
+        STATISTICS,
+        "staged_vector",
+        r"\(sink \* kRows \+ row\) \* pitch",
+        "sink * kRows * pitch",
+        ("statistics, staged",),
+    ),
     # Log-probabilities.
     Mutant(
         "mean distance to a maximum that has moved",

@@ -102,6 +102,7 @@ class RowKernel(Kernel):
     resident: int = 0
     paired: int = 0
     in_registers: int = 0
+    staged: bool = False
     compute: str = "float64"
 
     narrow = False
@@ -132,6 +133,7 @@ class RowKernel(Kernel):
         parts += [x for x in ("held", "copied", "many", "counted", "apart") if getattr(self, x)]
         parts += [f"{self.width}-lanes"] if self.layout == "lanes" else []
         parts += [f"{self.in_registers}-in-registers"] if self.in_registers else []
+        parts += ["staged"] if self.staged else []
         parts += [f"norm-{self.norm}"] if self.norm else []
         parts += [f"flags{''.join(map(str, self.flags))}"] if self.flags else []
         parts += [] if self.per_row else ["one"]
@@ -416,7 +418,8 @@ def _entry(kernel: RowKernel) -> Iterator[str]:
         f"using Program = RowStatistics<Summands, Value, Vectors, Labels, VectorSinks, LabelSinks, "
         f"{'const bool*' if kernel.mask else 'Absent'}, Layout, {str(of_statistics).lower()}, {mask}u, "
         f"{kernel.vec_size}, {kernel.wide}u, {kernel.paired}u, {str(kernel.held).lower()}, "
-        f"{str(kernel.copied).lower()}, {ahead}, {kernel.threads}, {kernel.in_registers}>;"
+        f"{str(kernel.copied).lower()}, {ahead}, {kernel.threads}, {kernel.in_registers}, "
+        f"{str(kernel.staged).lower()}>;"
     )
     last = "resident" if kernel.layout == PART else "rows_per_chunk"
     fixed = ["int64 chunks", f"int64 {last}", "const __grid_constant__ Layout layout"]

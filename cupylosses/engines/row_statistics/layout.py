@@ -28,6 +28,10 @@ FEW_VECTORS = 4
 #: is the minimum number of rows of such kernels, because they are compiled for one number of features.
 REGISTER_WORDS_NARROW, REGISTER_WORDS, REGISTER_WORDS_ALONG = 24, 32, 48
 REGISTER_ROWS = 1 << 15
+#: A warp stages the gradients of all its rows and stores them together if at most FEW_LANES lanes share a row and each
+#: has at least STORES vectors of each gradient; or, if there is a single one, at least STORES_OF_ONE for each of these
+#: lanes. Lanes that store so many vectors themselves write parts of the same sectors again and again.
+STORES, STORES_OF_ONE = 5, 15
 #: Maximum bytes of a row, as it is kept on chip, that lanes of a warp share: with longer rows, too few warps would fit
 #: into shared memory.
 WARP_BYTES = 12 << 10
@@ -164,8 +168,8 @@ class Parts:
         return self.kept(resident) // self.ahead * self.batch_bytes
 
 
-#: Index of ``kept`` among the words of ``RowsOfFeatures``.
-_KEPT = 2
+#: Index of ``features`` and of ``kept`` among the words of ``RowsOfFeatures``.
+_FEATURES, _KEPT = 1, 2
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,7 @@ class Layout:
         paired: Mask with a bit for each operand of which a vector is every second element of two vectors in memory.
         neighbours: For each stream, the number of rows that follow one another in memory.
         in_registers: Features of short rows, each of which stays in the registers of one lane; 0 for other rows.
+        staging: Bytes of shared memory in which a block can stage one gradient of its rows; 0 if it cannot.
     """
 
     kind: str
@@ -221,6 +226,16 @@ class Layout:
     paired: int = 0
     neighbours: tuple[int, ...] = ()
     in_registers: int = 0
+    staging: int = 0
+
+    def stages(self, written: int) -> bool:
+        """Returns True if each warp stages this number of gradients of its rows, and stores them together."""
+        if not (written and self.staging):
+            return False
+        stores = self.words[_FEATURES] // self.vec_size / self.width
+        if written == 1:
+            return stores >= STORES_OF_ONE * self.width
+        return stores >= STORES and self.width <= FEW_LANES
 
     def rows_at_once(self, stream: int) -> int:
         """Returns the number of neighbouring rows of which the lanes of a warp read an element at the same time."""
@@ -370,6 +385,15 @@ def layout(
     in_registers = features if short and kind == "lanes" and width == 1 else 0
     if in_registers:
         copied, shared = False, 0
+    sinks = [x for x in vectors[read:] if x]
+    # Rows are an odd number of vectors apart.
+    staging = threads // width * (count | 1) * vec_size * largest if kind == "lanes" else 0
+    in_order = len(sizes) == 1 and (held or in_registers > 0)
+    in_order = in_order and all(
+        _whole(x, shape, vec_size) and strides[[*streams].index(x)] == (features,) for x in sinks
+    )
+    if not in_order or vec_size * largest >= 16 or shared + staging * len(sinks) > room:
+        staging = 0
     words = [rows, features, kept, *(x.step for x in streams)]
     words += dimension_words(sizes, strides, MAX_RANK if many else 1)
     resident = 0
@@ -379,7 +403,7 @@ def layout(
     return Layout(
         kind, vec_size, wide, held, width, threads, rounds * at_once, -(-rows // (rounds * at_once)), many, words,
         shared, resident, ahead, value_ahead, parts, part_rounds, cluster, copied, apart,
-        parts > MAX_PARTS and rows <= FEW_ROWS, paired, neighbours, in_registers,
+        parts > MAX_PARTS and rows <= FEW_ROWS, paired, neighbours, in_registers, staging,
     )  # fmt: skip
 
 

@@ -44,6 +44,8 @@ from cupylosses.interop import ITEMSIZE
 from cupylosses.jit import compiler
 from cupylosses.jit.gpu import WARP
 
+#: Stages whose kernels write gradients of whole rows.
+WRITING = ("value_and_gradient", "verify_gradient", "gradient")
 #: Stages in which several blocks share a row if there are few rows (`Layout.split`).
 SPLIT = ("value", "sums_for_values", "values_of_sums", "sums_for_gradients", "gradients_of_sums")
 
@@ -173,11 +175,15 @@ class StatisticsPlan(Plan):
         writes = any([w and has for w, has in zip(wanted, self._has_features, strict=False)])
         return writes and self.layout.parts_meet(self.machine.processors, self._threads_of_parts(wanted))
 
+    def _written(self, wanted: Wanted) -> int:
+        """Returns the number of wanted gradients that have features."""
+        return sum([w and has for w, has in zip(wanted, self._has_features, strict=False)])
+
     def _threads_of_parts(self, wanted: Wanted) -> int:
         """Returns how many threads of a kernel of parts of rows a multiprocessor runs, limited by its registers."""
         if self._has_tangent:
             return ROOMY_THREADS if self.read > MOST_VECTORS else row_layout.MAX_BLOCK_THREADS
-        written = sum([w and has for w, has in zip(wanted, self._has_features, strict=False)])
+        written = self._written(wanted)
         narrow = min([ITEMSIZE[x.dtype] for x, has in zip(self.tensors, self._has_features, strict=False) if has]) < 4
         if written > 1 or self.static.masked or (self.loss.first and narrow):
             return row_layout.MAX_BLOCK_THREADS
@@ -220,9 +226,11 @@ class StatisticsPlan(Plan):
             x = self.layout
             kernel = self._kernel(stage, wanted, counted)
             fixed = (x.chunks, x.rows_per_chunk, x.words)
-            keeps = True in wanted and stage in ("value_and_gradient", "verify_gradient", "gradient")
+            keeps = True in wanted and stage in WRITING
             blocks = x.blocks_of_check if checks else x.blocks
             grid, threads, shared = blocks(self.machine.processors), x.threads, x.shared if keeps else 0
+            if kernel.staged:
+                shared += x.staging * self._written(wanted)
             if kernel.layout == row_layout.PART:
                 assert x.apart is not None
                 grid, threads, shared = self.rows * x.parts, x.apart.threads, 0
@@ -254,6 +262,7 @@ class StatisticsPlan(Plan):
             self.loss, static.flags, self.norm, stage, tuple([t.dtype for t in self.tensors[: self._operands]]),
             self.result, static.weight, static.masked, tuple(wanted[: self._operands]), *layout, x.many, *widths, *rows,
             counted, not self.scalar, apart, self._has_tangent, resident, x.paired, x.in_registers,
+            stage in WRITING and x.stages(self._written(wanted)),
         )  # fmt: skip
 
     def unreduced_step(self, counted: bool) -> Step:

@@ -35,6 +35,20 @@ def agrees_in_registers(name: str, rows: int, features: int) -> None:
         agrees_with_formula(name, rows, features)
 
 
+def agrees_where_warps_stage_gradients(name: str, rows: int, features: int) -> None:
+    """As :func:`agrees_with_formula`, with the shared memory of a large GPU, in which warps stage short gradients."""
+    chosen, staged = layout.layout, []
+
+    def with_room(*arguments: Any) -> layout.Layout:
+        found = chosen(*arguments[:-2], 64 << 10, arguments[-1])
+        staged.append(found.staging > 0)
+        return found
+
+    with patch.object(layout, "layout", with_room):
+        agrees_with_formula(name, rows, features)
+    assert all(staged)
+
+
 def agrees_where_parts_have_blocks(name: str, rows: int, features: int) -> None:
     """The mean and its gradients match the formula if each part of a row has a block, of which few run at once."""
     function = getattr(functional, name)
