@@ -28,6 +28,7 @@ from benchmarking.selection import Run
 from benchmarking.throughput import Copies
 from benchmarking.timing import Timing
 from benchmarking.workloads import Workload
+from cupylosses.definition.base import Definition
 from cupylosses.definition.registry import functions, registry
 from cupylosses.testing.eager import Call
 
@@ -55,13 +56,15 @@ def cases() -> list[Case]:
     return [case for x in kinds for case in import_module(f"benchmarking.{x.cliffs}").cases()]
 
 
-def chosen(run: Run) -> list[Case]:
-    """The cases of a run's losses, with those of functions if it has all losses.
+def measured(run: Run) -> list[Definition]:
+    """The losses of a run, with the functions if it has all losses."""
+    all_losses = {x.name for x in run.losses} >= {*registry()}
+    return [*run.losses, *(functions()[x] for x in FUNCTIONS if all_losses)]
 
-    If the run has substrings of titles, only the cases with one of them.
-    """
-    names = {x.name for x in run.losses}
-    names |= {*FUNCTIONS} if names >= {*registry()} else set()
+
+def chosen(run: Run) -> list[Case]:
+    """The cases of what a run measures. If it has substrings of titles, only the cases with one of them."""
+    names = {x.name for x in measured(run)}
     return [
         case
         for case in cases()

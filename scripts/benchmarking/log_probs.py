@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +27,8 @@ BONUS = 0.01
 class LogProbWorkload(Workload):
     """Log-probabilities of labels of rows of logits, one value per label; with entropies, a bonus is added to each.
 
+    Rows may have several labels, in one more dimension of the index.
+
     ``shapes`` are those of the logits and of the index. There is no reduction.
     """
 
@@ -41,7 +44,7 @@ class LogProbWorkload(Workload):
 
     @property
     def values(self) -> int:
-        return self.elements // self.shape[-1]
+        return prod(self.shapes[1])
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -60,7 +63,7 @@ class LogProbWorkload(Workload):
 
         def call(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
             found = function(logits, index, **self.case)
-            result: torch.Tensor = found.log_probs + BONUS * found.entropy if self.entropy else found
+            result: torch.Tensor = found.log_probs + BONUS * self._spread(found.entropy) if self.entropy else found
             return result
 
         return call
@@ -69,11 +72,17 @@ class LogProbWorkload(Workload):
         """The log-softmax of all logits, of which the labels' are gathered."""
 
         def call(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-            log_p = logits.log_softmax(-1)
-            found = log_p.gather(-1, index[..., None]).squeeze(-1)
-            return found - BONUS * (log_p.exp() * log_p).sum(-1) if self.entropy else found
+            softcap = self.case.get("softcap")
+            log_p = (logits if softcap is None else softcap * (logits / softcap).tanh()).log_softmax(-1)
+            labels = index if index.dim() == logits.dim() else index[..., None]
+            found = log_p.gather(-1, labels).view(index.shape)
+            return found - BONUS * self._spread((log_p.exp() * log_p).sum(-1)) if self.entropy else found
 
         return call
+
+    def _spread(self, entropy: torch.Tensor) -> torch.Tensor:
+        """The entropy of each row, as it is added to the log-probabilities of the row's labels."""
+        return entropy if len(self.shapes[1]) < len(self.shape) else entropy[..., None]
 
     @property
     def entropy(self) -> bool:
@@ -105,13 +114,19 @@ class LogProbWorkload(Workload):
     def random(cls, loss: LogProbs, draw: Draw) -> LogProbWorkload:
         elements = draw.size(1 << 10, 1 << 26)
         classes = draw.size(2, min(elements, 300000))
-        case = {"return_entropy": True} if draw.random() < 0.3 else {}
-        return log_probs((max(1, elements // classes), classes), draw.dtype(), case, RANDOM)
+        case: dict[str, Any] = {"return_entropy": True} if draw.random() < 0.4 else {}
+        case |= {"softcap": 30.0} if draw.random() < 0.1 else {}
+        labels = draw.choice((1, 2, 8)) if draw.random() < 0.3 else 0
+        return log_probs((max(1, elements // classes), classes), draw.dtype(), case, RANDOM, labels)
 
 
 def log_probs(
-    shape: Sequence[int], dtype: str, case: Mapping[str, Any] | None = None, title: str = ROWS
+    shape: Sequence[int], dtype: str, case: Mapping[str, Any] | None = None, title: str = ROWS, labels: int = 0
 ) -> LogProbWorkload:
-    """A workload with logits of this shape, classes last, and one label per row."""
+    """A workload with logits of this shape, classes last.
+
+    Each row has one label; with ``labels`` that many, in a dimension of their own.
+    """
     definition = functions()["token_log_probs"]
-    return LogProbWorkload(definition, (tuple(shape), tuple(shape[:-1])), dtype, title, case or {}, "none")
+    index = (*shape[:-1], *[labels] * bool(labels))
+    return LogProbWorkload(definition, (tuple(shape), index), dtype, title, case or {}, "none")

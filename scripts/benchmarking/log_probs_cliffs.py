@@ -28,13 +28,27 @@ def cases() -> Iterator[Case]:
         yield _case((1024, 32000), dtype, transposed(2), copy_bar=0.5)
         yield _case(VOCABULARY, dtype, options={"return_entropy": True}, copy_bar=0.7)
         yield _case(ODD, dtype, options={"return_entropy": True})
+        yield _case(VOCABULARY, dtype, labels=4, copy_bar=0.7)
         for shape in (VOCABULARY, ODD):
             yield _case(shape, dtype, group=SECOND, mode=HVP, copy_bar=0.4)
+    for shape in (VOCABULARY, ODD):
+        yield _second(shape, {"return_entropy": True}, copy_bar=0.4)
+    yield _second(COMMON, labels=4, copy_bar=0.4)
+    yield _second(COMMON, {"softcap": 30.0, "return_entropy": True})
+
+
+def _second(shape: Sequence[int], options: dict[str, Any] | None = None, **fields: Any) -> Case:
+    return _case(shape, "float32", options=options, group=SECOND, mode=HVP, **fields)
 
 
 def _case(
-    shape: Sequence[int], dtype: str, layout: Layout | None = None, options: dict[str, Any] | None = None, **fields: Any
+    shape: Sequence[int],
+    dtype: str,
+    layout: Layout | None = None,
+    options: dict[str, Any] | None = None,
+    labels: int = 0,
+    **fields: Any,
 ) -> Case:
     layouts = {0: layout} if layout else None
-    workload = log_probs(shape, dtype, options)
+    workload = log_probs(shape, dtype, options, labels=labels)
     return case(fields.pop("group", LOG_PROBS), workload, layouts, reduction="none", **fields)

@@ -66,4 +66,4 @@ def _layout(dims: int, draw: Draw) -> Layout:
 
 def measure(run: Run) -> Iterator[Row]:
     """Yields the rows of the cases that the losses, count and seed of a run determine."""
-    yield from cliffs.rows(cases(run.losses, run.count, run.seed), run)
+    yield from cliffs.rows(cases(cliffs.measured(run), run.count, run.seed), run)

@@ -29,6 +29,8 @@ def cases() -> Iterator[Case]:
         yield _case("ccc_loss", SHORT, dtype, {0: across, 1: across})
         yield _case("triplet_margin_loss", (65536, 255), dtype)
         yield _case("cosine_loss", (3000017, 3), dtype)
+        yield _case("cosine_loss", (2000003, 15), dtype, mode="all gradients", reduction="none")
+        yield _case("triplet_margin_loss", (1000003, 33), dtype, mode="all gradients")
     yield _case("triplet_margin_loss", COMMON, F32, mode="all gradients")
     yield _case("triplet_margin_loss", COMMON, F32, {2: across}, mode="all gradients", reduction="none")
     yield _case("pearson_loss", COMMON, BF16, {0: Layout(step=2)})
