@@ -296,7 +296,7 @@ def _without_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_without_formulas")
 @pytest.mark.parametrize(
     ("rows", "classes", "dtype"),
-    [((4, 5), 301, "float32"), ((6,), 5000, "float16"), ((1,), 70001, "bfloat16"), ((3,), 2000, "float64")],
+    [((4, 5), 301, "float32"), ((6,), 5000, "float16"), ((4,), 70001, "bfloat16"), ((3,), 2000, "float64")],
 )
 def test_second_derivatives(rows: tuple[int, ...], classes: int, dtype: str) -> None:
     """Rows for one warp, at any address, for one block, and for a cluster of blocks."""

@@ -75,7 +75,7 @@ struct ClassesAlong {
   __device__ __forceinline__ Compute z(int i) const {
     return kRaw ? program.logit.value(x[i]) : x[i];
   }
-  // z - shift.
+  // Returns z - shift.
   __device__ __forceinline__ Compute relative(int i, Compute shift) const {
     return kRaw ? scalar_fma(x[i], program.logit.scale, -shift) : x[i] - shift;
   }
@@ -236,16 +236,18 @@ __device__ __forceinline__ MomentsAlong<Compute, Program::kEntropy> partial_mome
 // ---------------------------------------------------------------------------------------------------------------------
 // Second pass
 
-// What the derivatives of all classes of a row share.
+// Numbers that the derivatives of all classes of a row share:
+//
+//   hvp_c = exp(z_c - m) ((t_c - a) (constant + per_gap (z_c - m)) + of_all)
+//
+// The last three contain 1 / S and the slopes that all logits share.
 template <class Compute>
 struct RowAlong {
   LogProbCoeffs<Compute> softmax;
-  Compute max_tangent;
-  Compute mean;        // a - t_m
-  Compute of_entropy;  // b
-  Compute constant;    // hvp_c = exp(z_c - m) ((t_c - a) (constant + per_gap (z_c - m)) + of_all); all three contain
-  Compute per_gap;     // 1 / S and the slopes that all logits share
-  Compute of_all;
+  Compute max_tangent;  // t_m
+  Compute mean;         // a - t_m
+  Compute of_entropy;   // b
+  Compute constant, per_gap, of_all;
 
   template <bool kEntropy>
   __device__ __forceinline__ RowAlong(const MomentsAlong<Compute, kEntropy>& whole, const RowUpstream<Compute>& up,
@@ -261,11 +263,11 @@ struct RowAlong {
     per_gap = -factor * up.entropy;
     of_all = factor * up.entropy * of_entropy;
   }
-  // t_c - a.
+  // Returns t_c - a.
   __device__ __forceinline__ Compute beside_mean(Compute t) const {
     return (t - max_tangent) - mean;
   }
-  // hvp_c for d = z_c - m.
+  // Returns hvp_c for d = z_c - m.
   template <class Program>
   __device__ __forceinline__ Compute hvp(const Program&, Compute d, Compute t) const {
     if constexpr (!Program::kEntropy) return Program::exponential(d) * (beside_mean(t) * constant);
@@ -352,7 +354,8 @@ __device__ __forceinline__ void store_hvps_along(const Program& program, const i
 // ---------------------------------------------------------------------------------------------------------------------
 // Kernels
 
-// Each thread has a single vector in flight: more would leave registers for fewer threads, which took longer.
+// Derivatives of all rows along their tangents. Each thread has a single vector in flight: more of them leave registers
+// for fewer threads, which took longer.
 template <int kVecSize, int kEdges, bool kValued, class Group, class Program>
 __device__ __forceinline__ void log_prob_hvps(const Program& program, const Group& group) {
   using Compute = typename Program::Compute;

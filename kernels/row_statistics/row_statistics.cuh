@@ -12,14 +12,13 @@
 //    value and the coefficients a_k. For a norm n of degree p the derivative at feature i is sign(e) (|e| / n)^(p - 1);
 //    the coefficient includes the factor that all features share. A norm of 0 or infinity has no direction: its
 //    derivative is 0.
-// 3. The threads traverse the same features again and write the gradients; those of short vectors (kStaged) pass
-// through
-//    shared memory, from which each warp stores those of all its rows. If shared memory has room (kHeld), a thread
-//    keeps its vectors of the row there, in its own part: in registers they would be held as doubles beside those of
-//    step 2, and half as many rows would fit. Elements of 16 bits are kept as the upper words of doubles, so that they
-//    are converted once (upper_t). With kCopied a thread copies all its vectors there at once with cp.async; otherwise
-//    kAhead vectors of each operand are in flight. The second read of a longer row mostly hits a cache. The blocks of a
-//    row prefetch their next row into L2 before step 2, so that memory is busy meanwhile.
+// 3. The threads traverse the same features again and write the gradients. With kStaged they write them to shared
+//    memory, from which each warp stores those of all its rows. If shared memory has room (kHeld), a thread keeps
+//    its vectors of the row there, in its own part: in registers they would be held as doubles beside those of step
+//    2, and half as many rows would fit. Elements of 16 bits are kept as the upper words of doubles, so that they
+//    are converted once (upper_t). With kCopied a thread copies all its vectors there at once with cp.async;
+//    otherwise kAhead vectors of each operand are in flight. The second read of a longer row mostly hits a cache.
+//    The blocks of a row prefetch their next row into L2 before step 2, so that memory is busy meanwhile.
 // 4. Each chunk of rows yields one partial sum of values, and the block that arrives last adds the partial sums.
 //
 // If gradients are written with the value, a row that does not fit into a cluster is kept by as many blocks as it
@@ -1246,9 +1245,9 @@ struct RowStatistics {
     }
   }
 
-  // Returns the address of a vector of the gradient of operand `slot`, for row `row` of the warp. These follow what the
-  // threads of the block keep. Rows are an odd number of vectors apart, so lanes in different rows do not meet in a
-  // bank of shared memory.
+  // Returns the address of a staged vector of the gradient of operand `slot`, in row `row` of the warp. Staged
+  // gradients follow what the threads of the block keep. Rows are an odd number of vectors apart, so that lanes in
+  // different rows access different banks of shared memory.
   template <int kWidth>
   __device__ __forceinline__ char* staged_vector(int slot, int row, int vector) const {
     extern __shared__ uint4 staged[];
