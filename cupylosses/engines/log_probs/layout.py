@@ -42,8 +42,8 @@ FEW_CLASSES = 32
 #: block.
 LANE_CLASSES = (64, 48)
 LANE_THREADS = 128
-#: Threads of a block in layout "subwarp", and maximum number of threads of a block in layout "block". In second
-#: derivatives, larger blocks have fewer rows under way, more of which stay in L2 until they are read again.
+#: Threads of a block in layout "subwarp", and maximum number of threads of a block in layout "block". Larger
+#: blocks process second derivatives of long rows in less time.
 SUBWARP_THREADS = 256
 BLOCK_THREADS = 256
 SECOND_BLOCK_THREADS = 1024
