@@ -395,7 +395,7 @@ def test_second_derivatives_of_bad_labels_and_logits() -> None:
 
 @kernels
 def test_derivatives_of_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward mode writes no gradients."""
+    """A kernel computes forward mode."""
     logits, index = operands((9,), 300, 2)
     tangents = torch.randn_like(logits.detach())
     monkeypatch.setattr(formulas, "hvp", None)
