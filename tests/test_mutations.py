@@ -200,6 +200,13 @@ def second_in_registers() -> None:
         row_properties.second_agrees_with_truth(row_properties.draw((163, 6), 1))
 
 
+def second_by_logits() -> None:
+    """Second derivatives of rows against targets per class that are read again, by the logits only."""
+    call = term_properties.draw_terms("cross_entropy", (2, 4099), places=("sliced", "contiguous"))
+    with host.execution(seed=1):
+        row_properties.second_by_logits_agrees_with_truth(call)
+
+
 def second_of_impossible_classes() -> None:
     """The second derivative of a logit of -inf is 0, even in an infinite direction; others are not affected."""
     x, v = torch.randn(2, 3, 43, generator=torch.Generator().manual_seed(0))
@@ -361,6 +368,7 @@ BATTERY: dict[str, Callable[[], None]] = {
     "dense, shared by warps": terms(row_properties.agrees_with_truth, "cross_entropy", "columns, shared by warps"),
     "dense, everything": terms(row_properties.agrees_with_truth, "cross_entropy with everything", "subwarp"),
     "dense, second": terms(row_properties.second_agrees_with_truth, "distillation_loss, mixed", "subwarp"),
+    "dense, second, by logits": second_by_logits,
     "dense, second, equal": terms(term_properties.terms_second_of_equal_logits, "distillation_loss, mixed", "subwarp"),
     "dense, second, sure teacher": terms(
         partial(row_properties.second_agrees_with_truth, moving=(True, False)),

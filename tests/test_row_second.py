@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import product
@@ -37,6 +37,7 @@ from cupylosses.testing.softmax.properties import (
     few_rows_are_many,
     second,
     second_agrees_with_truth,
+    second_by_logits_agrees_with_truth,
 )
 from cupylosses.testing.softmax.truth import NAMES, exact_second, truth
 from cupylosses.testing.tolerance import compare, same_bits
@@ -382,9 +383,9 @@ def test_layouts_are_what_they_are_called() -> None:
     }  # fmt: skip
 
 
-#: Losses, shapes, dtypes and storage for which second derivatives with respect to the first operand stay in registers;
-#: and True if the derivative with respect to grad_output is requested, too.
-IN_REGISTERS = [
+#: Losses, shapes, dtypes and storage of rows that stay in registers, or are read twice, for second derivatives with
+#: respect to the first operand; and True if the derivative with respect to grad_output is requested, too.
+BY_LOGITS = [
     ("cross_entropy", (9, 100), ("bfloat16", "bfloat16"), ("contiguous", "contiguous"), False),
     ("kl_div_with_logits of logarithms", (5, 199), ("float32", "float32"), ("contiguous", "misaligned"), True),
     ("cross_entropy, smoothed", (3, 40), ("float64", "float64"), ("sliced", "contiguous"), True),
@@ -396,31 +397,25 @@ IN_REGISTERS = [
     ("cross_entropy, smoothed", (2, 40, 5, 9), ("float32", "float32"), ("contiguous", "contiguous"), True),
     ("kl_div_with_logits", (2, 100, 35), ("bfloat16", "bfloat16"), ("contiguous", "sliced"), False),
     ("distillation_loss", (2, 50, 5, 9), ("float64", "float64"), ("apart", "contiguous"), False),
+    ("kl_div_with_logits of logarithms", (5, 1101), ("float16", "float16"), ("contiguous", "misaligned"), True),
+    ("cross_entropy, smoothed", (3, 1800), ("bfloat16", "float32"), ("misaligned", "contiguous"), True),
+    ("cross_entropy, smoothed", (2, 4099), ("float32", "float32"), ("contiguous", "sliced"), True),
+    ("distillation_loss", (3, 1500), ("float32", "bfloat16"), ("sliced", "contiguous"), False),
+    ("distillation_loss", (2, 5001), ("float64", "float64"), ("contiguous", "contiguous"), False),
 ]
 
 
-@pytest.mark.parametrize(("case", "reduction"), in_turn(range(len(IN_REGISTERS)), ["none", "sum"]))
-def test_targets_per_class_in_registers(
+@pytest.mark.parametrize(("case", "reduction"), in_turn(range(len(BY_LOGITS)), ["none", "sum"]))
+def test_targets_per_class_by_logits(
     case: int, reduction: str, no_formula: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Covers the first operand's second derivatives, in rows that few lanes or the warps of a block share."""
+    """Covers rows that few lanes, the warps of a block, or all threads of a block share."""
     monkeypatch.setattr(softmax_layout, "SECOND_THREADS", 1)
     monkeypatch.setattr(softmax_layout, "SECOND_COLUMN_ROWS", 1)
-    row_loss, shape, dtypes, places, valued = IN_REGISTERS[case]
+    row_loss, shape, dtypes, places, valued = BY_LOGITS[case]
     smoothed = {"label_smoothing": 0.2, "z_loss": 0.1} if "smoothed" in row_loss else {}
     call = draw_terms(row_loss.split(", ")[0], shape, KERNELS, dtypes, places, reduction=reduction, **smoothed)
-    name = call.operands[0]
-    x = call.arguments[name].detach().requires_grad_()
-    along = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(x)
-    value = call.with_(**{name: x})()
-    grad_output = row_properties.upstream(value.detach()).requires_grad_(valued)
-    exact = truth(call.loss, call.arguments, grad_output.detach(), directions={name: along})
-    gradient = torch.autograd.grad(value, x, grad_output, create_graph=True)[0]
-    found = torch.autograd.grad(gradient, (x, grad_output) if valued else x, along)
-    for a, expected in zip(found, (exact.changed[name], exact.along), strict=False):
-        assert expected is not None
-        comparison = compare(a.cpu(), expected)
-        assert comparison.ok, str(comparison)
+    second_by_logits_agrees_with_truth(call, valued)
 
 
 @pytest.mark.parametrize(
@@ -455,24 +450,38 @@ def test_a_thread_alone_takes_fewer_classes_apart(itemsize: int, least: int) -> 
             )
 
 
-def test_impossible_classes_and_masked_rows_in_registers(no_formula: None) -> None:
-    """The derivative is 0 for a class of -inf, whatever its direction, and in a masked row, whatever it holds."""
+@pytest.mark.parametrize(("classes", "impossible"), [(75, (2,)), (1100, range(2, 600))], ids=["registers", "memory"])
+def test_impossible_classes_and_masked_rows_by_logits(
+    classes: int, impossible: Sequence[int], no_formula: None
+) -> None:
+    """The derivative is 0 for a class of -inf, whatever its direction, and in a masked row, whatever it holds.
+
+    Two classes share the largest logit, but not its direction.
+    """
     generator = torch.Generator().manual_seed(0)
-    x, v = torch.randn(2, 6, 75, generator=generator)
-    target = torch.randn(6, 75, generator=generator).softmax(1)
-    x[:, 2], v[:, 2], target[:, 2], out = -inf, inf, 0.0, torch.tensor([True, False] * 3)
+    x, v = torch.randn(2, 6, classes, generator=generator)
+    target = torch.randn(6, classes, generator=generator).softmax(1)
+    kept = [i for i in range(classes) if i not in impossible]
+    x[:, impossible], v[:, impossible], target[:, impossible] = -inf, inf, 0.0
+    x[:, kept[:: len(kept) // 2]], out = 4.0, torch.tensor([True, False] * 3)
     bad = x.masked_fill(out[:, None], nan).to(KERNELS).requires_grad_()
     value = F.cross_entropy(bad, target.to(KERNELS), mask=~out.to(KERNELS), reduction="none")
     g = torch.ones(6, device=KERNELS).masked_fill(out.to(KERNELS), nan)
     gradient = torch.autograd.grad(value, bad, g, create_graph=True)[0]
     found = torch.autograd.grad(gradient, bad, v.masked_fill(out[:, None], nan).to(KERNELS))[0].cpu()
-    kept = [i for i in range(75) if i != 2]
     expected = truth(
         "cross_entropy",
         {"input": x[~out][:, kept], "target": target[~out][:, kept], "reduction": "none"},
         torch.ones(3),
         directions={"input": v[~out][:, kept]},
     ).changed["input"]
-    assert bool((found[out] == 0).all()) and bool((found[:, 2] == 0).all())
+    assert bool((found[out] == 0).all()) and bool((found[:, impossible] == 0).all())
     comparison = compare(found[~out][:, kept], expected)
     assert comparison.ok, str(comparison)
+
+
+def test_long_rows_by_logits(no_formula: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of twice as many threads as others share a row, as on a GPU that has many such rows."""
+    monkeypatch.setattr(softmax_layout, "SECOND_LONG_THREADS", 512)
+    monkeypatch.setattr(softmax_layout, "MANY_BLOCKS", 0)
+    second_by_logits_agrees_with_truth(draw_terms("distillation_loss", (2, 4099), KERNELS))

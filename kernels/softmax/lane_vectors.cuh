@@ -48,7 +48,7 @@ __device__ __forceinline__ Pack<Storage, kCount> load_of_lane(const Storage* row
   return load_stream<kCount>(at);
 }
 
-// Largest logit of a row, unscaled, and its tangent.
+// A logit, the largest of some classes, and its tangent.
 template <class T>
 struct MaxWithTangent {
   T logit, tangent;

@@ -493,6 +493,30 @@ MUTANTS: tuple[Mutant, ...] = (
         "offset[kLogits]",
         ("rows, second, block",),
     ),
+    Mutant(
+        "tangent of the largest logit left behind by its maximum",
+        "kernels/softmax/dense_hvp_rows.cuh",
+        "move",
+        r"d = max\.tangent - to\.tangent",
+        "d = T(0)",
+        ("dense, second, by logits",),
+    ),
+    Mutant(
+        "sum of exponentials left behind by its maximum",
+        "kernels/softmax/dense_hvp_rows.cuh",
+        "move",
+        r"sums\[kExpSum\] \*= factor;",
+        "",
+        ("dense, second, by logits",),
+    ),
+    Mutant(
+        "targets by the address of the logits",
+        "kernels/softmax/dense_hvp_rows.cuh",
+        "DenseHvpRow",
+        r"offset\[kLabels\]",
+        "offset[kLogits]",
+        ("dense, second, by logits",),
+    ),
     # Rows with dense targets.
     Mutant(
         "largest logit counted among the others",

@@ -270,19 +270,30 @@ class SoftmaxKernel(Kernel):
         return self.indices and self.kind == "hvp" and not self.capped and self.layout != "label_only"
 
     @property
+    def evaluates_hvp_by_logits(self) -> bool:
+        """True if those of dense targets are (``dense_hvp_rows.cuh``): only the logits have tangents and gradients."""
+        if self.indices or self.kind != "hvp" or self.capped or self.layout not in ("subwarp", "block"):
+            return False
+        alone = self.has_tangent == self.gradients == (True, False)
+        return alone and (self.loss.affine or (self.loss.balanced and self.plain and not self.valued))
+
+    @property
     def files(self) -> tuple[str, ...]:
         target = self._target
         if in_registers(self):
             return (*FUNCTOR, "softmax/dense_register_rows.cuh", *(["softmax/count_rows.cuh"] * self.self_counting))
         if self.kind == "hvp":
             base, second = target.second_files
+            files = base.get(self.layout, base[""])
             if self.layout == "register_rows":
                 second = "register_hvp" if self.indices else "register_dense_hvp"
             elif self.evaluates_hvp:
                 second = "hvp_rows"
+            elif self.evaluates_hvp_by_logits:
+                files, second = "dense_rows", "dense_hvp_rows"
             elif self.layout == "staged_packed_rows":
                 second = "packed_dense_hvp"
-            return (*nested((*FUNCTOR, f"softmax/{base.get(self.layout, base[''])}.cuh")), f"softmax/{second}.cuh")
+            return (*nested((*FUNCTOR, f"softmax/{files}.cuh")), f"softmax/{second}.cuh")
         if self.kind == "denominator":
             return (*FUNCTOR, "softmax/count_rows.cuh", *([] if self.indices else ["softmax/dense_rows.cuh"]))
         count = ["softmax/count_rows.cuh"] if self.self_counting else []
@@ -297,7 +308,7 @@ class SoftmaxKernel(Kernel):
     @property
     def narrow(self) -> bool:
         names = (self.input, self.result) if self.indices else (self.input, self.target, self.result)
-        if self.layout == "register_rows":
+        if self.layout == "register_rows" or self.evaluates_hvp_by_logits:
             # The derivative along the tangents is a double, but no more accurate than the operands.
             names = (self.input, self.target)
         return all(ITEMSIZE[x] == 2 for x in names) and self.compute == "float32"
@@ -551,11 +562,16 @@ def _strided_threads(kernel: SoftmaxKernel) -> int:
 def _cluster_group(kernel: SoftmaxKernel) -> str:
     """Declaration of the blocks that share a row.
 
-    Blocks of second derivatives have fewer warps, which leaves shared memory for the numbers with tangents that they
-    exchange.
+    Most blocks of second derivatives have fewer warps, which leaves shared memory for the numbers with tangents that
+    they exchange.
     """
-    warps = f", {THREADS // WARP}" if kernel.kind == "hvp" else ""
+    warps = f", {_second_threads(kernel) // WARP}" if kernel.kind == "hvp" else ""
     return f"ClusterGroup<{kernel.cluster}{warps}> group"
+
+
+def _second_threads(kernel: SoftmaxKernel) -> int:
+    """Maximum number of threads of a block that shares a row for second derivatives."""
+    return max(THREADS, kernel.warps * WARP)
 
 
 def _second_vectors(kernel: SoftmaxKernel) -> int:
@@ -738,7 +754,7 @@ class _Indices:
     def bounds(kernel: SoftmaxKernel) -> str:
         """Launch bounds: threads of a block, and blocks of a multiprocessor."""
         layout, second = kernel.layout, kernel.kind == "hvp"
-        bounds = f"{MAX_THREADS}" if layout in ("block", "two_pass") and not second else f"{THREADS}"
+        bounds = f"{MAX_THREADS}" if layout in ("block", "two_pass") and not second else f"{_second_threads(kernel)}"
         if layout == "register_rows":
             return _register_bounds(kernel)
         if kernel.kind == "denominator":
@@ -860,6 +876,8 @@ class _Dense:
         vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_DENSE_VECTORS
         long = f"DenseReader<TwoPassDense<{kernel.vec_size}, {vectors}>>"
         registers, word = in_registers(kernel), kernel.vec_size * ITEMSIZE[kernel.input]
+        if kernel.evaluates_hvp_by_logits:
+            return group, f"DenseHvpReader<{kernel.vec_size}>"
         return group, {
             "two_pass": long,
             "windowed": f"WindowedDenseReader<{kernel.vec_size}, {kernel.per_thread}>",
@@ -912,4 +930,4 @@ class _Dense:
         heavy = not (kernel.loss.affine or kernel.plain) and ITEMSIZE[kernel.input] == 2
         if heavy and kernel.layout == "subwarp" and kernel.kind == "value_and_gradient":
             return f"{THREADS}, {HEAVY_SUBWARP_BLOCKS}"
-        return f"{MAX_THREADS if block and kernel.kind != 'hvp' else THREADS}"
+        return f"{MAX_THREADS if block and kernel.kind != 'hvp' else _second_threads(kernel)}"

@@ -357,6 +357,9 @@ SLICE_AHEAD = ((16, SLICES), (8, 32), (2, 1))
 SLICE_DOUBLES_AHEAD = 2
 #: Minimum number of vectors of a row per thread for second derivatives.
 SECOND_VECTORS = 2
+#: Threads of a block that shares a long row for second derivatives. So few rows are then in flight that the second pass
+#: finds them in a cache.
+SECOND_LONG_THREADS = 1024
 #: Number of threads that keep a GPU busy with second derivatives.
 SECOND_THREADS = 1 << 16
 #: Classes that a thread loads together for second derivatives, as one or more vectors.
@@ -1720,9 +1723,9 @@ def second_layout(
     vec_size = _second_vector(classes, sizes, strides[1:2], (gradients,)) if together and softmax else 1
     edges = not whole_rows(classes, vec_size, (gradients,), sizes, strides[1:2])
     shifted = together and softmax and vector_size(sizes, strides, logits, gradients, together) < vec_size
-    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges)
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride)
     words = space_words(rows, classes, class_strides, sizes, strides)
+    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges)
     shares = together and vec_size > 1 and directions.class_stride == 1 and kind in ("subwarp", "block")
     if shares and not capped:
         lies = _alike(sizes, [strides[0], strides[1], strides[5]], (logits, gradients, directions))
@@ -1764,11 +1767,12 @@ def dense_second_layout(
     others: Sequence[Sequence[int]],
     directions: Sequence[RowStrides | None],
     chip: Chip | None = None,
+    by_logits: bool = False,
 ) -> RowLayout:
     """Returns the layout of second derivatives of rows with dense targets.
 
     ``operands`` are those of `dense_layout`. ``directions`` are the tangents of the logits and of the targets, None for
-    an operand without one.
+    an operand without one. ``by_logits``: the kernels are those of second derivatives with respect to the logits only.
     """
     logits, gradients, targets, target_gradients = operands
     rows_of = [logits.strides, gradients.strides, targets.strides, *others, target_gradients.strides]
@@ -1779,7 +1783,8 @@ def dense_second_layout(
     results = (gradients, target_gradients)
     vec_size = _second_vector(classes, sizes, (strides[1], strides[5]), results) if together else 1
     edges = not whole_rows(classes, vec_size, results, sizes, (strides[1], strides[5]))
-    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges, SECOND_DENSE_CLASSES)
+    few = SECOND_DENSE_CLASSES
+    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges, few, by_logits)
     moved, shared, per_thread = [x for x in directions if x], 0, 0
     packed = None
     if classes <= FEW_CLASSES and together:
@@ -1793,7 +1798,7 @@ def dense_second_layout(
     vec_size = 1 if kind == "thread_per_row_two_pass" else vec_size
     return RowLayout(
         kind, vec_size, width, threads, _chunks(units), per_block, shared, space_rank(rows, sizes), words, cluster,
-        per_thread=per_thread,
+        per_thread=per_thread, warps=_warps_of_long_rows(threads),
     )  # fmt: skip
 
 
@@ -1939,12 +1944,19 @@ def _without_edges(
 
 
 def _read_again(
-    rows: int, classes: int, vec_size: int, together: bool, chip: Chip | None, edges: bool, few: int = FEW_CLASSES
+    rows: int,
+    classes: int,
+    vec_size: int,
+    together: bool,
+    chip: Chip | None,
+    edges: bool,
+    few: int = FEW_CLASSES,
+    long: bool = False,
 ) -> tuple[str, int, int, int]:
     """Returns kind, threads that share a row, threads of a block and blocks of a cluster, if nothing stays on chip.
 
     Few rows are shared by more threads. If rows have ``edges``, a thread has at most one edge element. One thread
-    processes a row of at most ``few`` classes alone.
+    processes a row of at most ``few`` classes alone. If ``long``, larger blocks may share long rows.
     """
     few = few if rows >= MANY_ROWS else min(few, SECOND_FEW_CLASSES)
     if classes <= few or not (together or rows * classes <= SECOND_APART):
@@ -1958,11 +1970,19 @@ def _read_again(
         while threads > WARP and rows * width < SECOND_BLOCKS * threads:
             threads //= 2
         return "subwarp", width, threads, 1
+    # A cache does not hold the longest rows, however few are in flight.
+    if long and rows >= 4 * MANY_BLOCKS and SECOND_LONG_THREADS <= width <= 2 * SECOND_LONG_THREADS:
+        return "block", SECOND_LONG_THREADS, SECOND_LONG_THREADS, 1
     width = min(width, THREADS)
     most = 1 if chip is None or not chip.clusters else MAX_CLUSTER
     while cluster < most and rows * cluster < 4 * MANY_BLOCKS and vectors >= 2 * cluster * width * SECOND_VECTORS:
         cluster *= 2
     return "block", width, width, cluster
+
+
+def _warps_of_long_rows(threads: int) -> int:
+    """Warps of a block that shares a long row for second derivatives; 1 for all other blocks."""
+    return threads // WARP if threads > THREADS else 1
 
 
 def _workers(kind: str, rows: int, width: int, threads: int) -> tuple[int, int]:

@@ -92,8 +92,8 @@ class SoftmaxPlan(Plan):
         if mask:
             masks = broadcast_strides(mask.shape, mask.strides, self.rows_shape)
         self.misalignment = 0 if aligns_gradients else self._shared_misalignment()
-        #: Layout of second derivatives with respect to the logits only, if rows then stay in registers.
-        self._second_in_registers: softmax_layout.RowLayout | None = None
+        #: Layout of second derivatives with respect to the logits only, if these have kernels of their own.
+        self._second_by_logits: softmax_layout.RowLayout | None = None
         lay_out = self._index_layout if self.indices else self._dense_layout
         self.layout = lay_out(masks, results)
         if self.misalignment and not self._gains_by_sharing():
@@ -173,9 +173,11 @@ class SoftmaxPlan(Plan):
                 rows_of(x.strides, self.static.class_dim, n, x.misalignment) if moves and (x := next(along)) else None
                 for n, moves in zip(size, self.static.has_tangent, strict=True)
             ]
-            if second_in_registers(self.loss, self.static) and directions[0]:
-                self._second_in_registers = softmax_layout.register_second_layout(*arguments, directions[0])
-            return softmax_layout.dense_second_layout(*arguments, directions, self.machine.chip)
+            second = *arguments, directions, self.machine.chip
+            if second_by_logits(self.loss, self.static) and directions[0]:
+                in_registers = softmax_layout.register_second_layout(*arguments, directions[0])
+                self._second_by_logits = in_registers or softmax_layout.dense_second_layout(*second, by_logits=True)
+            return softmax_layout.dense_second_layout(*second)
         affine, capped, shifts = self.loss.affine, self.static.capped, not self.input.in_place
         heavy_terms = has_heavy_terms(self.loss, self.static)
         return softmax_layout.dense_layout(*arguments, self.machine.chip, affine, capped, shifts, heavy_terms)
@@ -252,8 +254,8 @@ class SoftmaxPlan(Plan):
 
     def _load(self, stage: str, wanted: Wanted, counted: bool) -> compiler.Launcher:
         x, processors = self.layout, self.machine.processors
-        if wanted == (True, False) and self._second_in_registers and (self.loss.affine or stage == "product"):
-            x = self._second_in_registers
+        if wanted == (True, False) and self._second_by_logits and (self.loss.affine or stage == "product"):
+            x = self._second_by_logits
         layout, width, threads, chunks, shared = x.kind, x.width, x.threads, x.chunks, x.shared
         cluster, rank, words, vec_size, per_thread = x.cluster, x.rank, x.words, x.vec_size, x.per_thread
         blocks = softmax_layout.blocks(x, chunks, processors)
@@ -380,8 +382,8 @@ def rows_of(strides: Sequence[int], dim: int, itemsize: int, misalignment: int) 
     return softmax_layout.RowStrides(without(strides, dim), strides[dim], itemsize, misalignment)
 
 
-def second_in_registers(loss: SoftmaxLoss, static: Static) -> bool:
-    """True if second derivatives with respect to the logits only have kernels of their own for rows in registers.
+def second_by_logits(loss: SoftmaxLoss, static: Static) -> bool:
+    """True if second derivatives with respect to the logits only have kernels of their own.
 
     The term must be affine, or its derivatives must sum to 0.
     """
@@ -461,7 +463,7 @@ def copied(static: Static, tensors: Sequence[TensorSpec], loss: SoftmaxLoss, chi
     again, gathers = unreduced and writes, None if unreduced else chip
     shares, room = not (second or static.inplace), softmax_layout.room_of_rows(chip)
     arguments = without(shape, dim), shape[dim], rows, len(operands), loss.softmax
-    registers = second_in_registers(loss, static)
+    registers = second_by_logits(loss, static)
     columns = registers or (second and static.kind == "indices" and not static.capped)
     tile = softmax_layout.room_of_tiles(chip)
     lane = 0 if second else softmax_layout.dense_register_classes("columns", loss.affine, static.capped)

@@ -379,6 +379,27 @@ def second_agrees_with_truth(
         require(compared.ok, f"derivative of the gradients with respect to {name}: {compared}")
 
 
+def second_by_logits_agrees_with_truth(call: SoftmaxCall, valued: bool = False) -> None:
+    """Second derivatives with respect to the first operand only match float64.
+
+    If ``valued``, those with respect to ``grad_output`` do too.
+    """
+    import torch
+
+    name = call.operands[0]
+    x = call.arguments[name].detach().requires_grad_()
+    along = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x)
+    value = call.with_(**{name: x})()
+    grad_output = upstream(value.detach()).requires_grad_(valued)
+    exact = truth(call.loss, call.arguments, grad_output.detach(), directions={name: along})
+    gradient = torch.autograd.grad(value, x, grad_output, create_graph=True)[0]
+    found = torch.autograd.grad(gradient, (x, grad_output) if valued else x, along)
+    expected = {name: exact.changed[name], "grad_output": exact.along}
+    for (of, derivative), a in zip(expected.items(), found, strict=False):
+        compared = compare(a.cpu(), derivative)
+        require(compared.ok, f"derivative of the gradient with respect to {of}: {compared}")
+
+
 def second_of_equal_logits(sample: Drawn, **overrides: Any) -> None:
     """Second derivatives match float64 if several logits share the maximum, the label's among them or not."""
     import torch
