@@ -480,8 +480,34 @@ def test_impossible_classes_and_masked_rows_by_logits(
     assert comparison.ok, str(comparison)
 
 
-def test_long_rows_by_logits(no_formula: None, monkeypatch: pytest.MonkeyPatch) -> None:
+#: True in the cases whose rows a GPU reads again from its cache: not if they are too short, too long or too few.
+LONG_ROWS = [
+    ((8192, 32000, 4), True), ((8192, 50257, 4), True), ((8192, 9000, 4), False), ((2048, 128256, 4), False),
+    ((64, 32000, 4), False), ((8192, 50257, 2), False), ((8192, 16000, 8), False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "long"), LONG_ROWS, ids=str)
+def test_blocks_of_long_rows(size: tuple[int, int, int], long: bool) -> None:
+    rows, classes, itemsize = size
+    x = softmax_layout.RowStrides((classes,), 1, itemsize, 0)
+    found = softmax_layout.second_layout((rows,), classes, x, x, [(1,)] * 3, x, True)
+    assert (found.threads, found.warps) == ((1024, 32) if long else (256, 1))
+
+
+@pytest.mark.parametrize("row_loss", ["labels", "distillation_loss"])
+def test_long_rows(row_loss: str, no_formula: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of twice as many threads as others share a row, as on a GPU that has many such rows."""
     monkeypatch.setattr(softmax_layout, "SECOND_LONG_THREADS", 512)
     monkeypatch.setattr(softmax_layout, "MANY_BLOCKS", 0)
-    second_by_logits_agrees_with_truth(draw_terms("distillation_loss", (2, 4099), KERNELS))
+    if row_loss == "labels":
+        second_agrees_with_truth(row_properties.draw((2, 4099), 1, device=KERNELS))
+    else:
+        second_by_logits_agrees_with_truth(draw_terms(row_loss, (2, 4099), KERNELS))
+
+
+@pytest.mark.parametrize(("classes", "dtype"), [(33, "bfloat16"), (96, "float16"), (43, "float32")])
+def test_many_rows_of_more_classes(classes: int, dtype: str, no_formula: None) -> None:
+    """A warp moves rows with labels together."""
+    with few_rows_are_many():
+        second_agrees_with_truth(row_properties.draw((70, classes), 1, dtype, KERNELS))

@@ -7,7 +7,8 @@
 //   hvp_c = e_c (A scale u_c + A') - B' w_c           A, B and their tangents A', B': GradCoeffs (softmax.cuh)
 //
 // 1. The first pass adds e_c and e_c u_c over the classes. The sums are rescaled, on nested numbers, only when a logit
-//    reaches or exceeds the running maximum, which is rare, and when partial sums are combined.
+//    reaches or exceeds the running maximum, which is rare because lanes that share a row in memory start with the
+//    largest logit of their first vectors, and when partial sums are combined.
 // 2. finish() evaluates the loss and the coefficients of the row on nested numbers.
 // 3. The second pass computes hvp_c in about a dozen instructions. Nested numbers take eighty: they also compute values
 //    that are never stored, multiply by tangents that are 0, and compare each factor with 0.
@@ -104,19 +105,33 @@ __device__ __forceinline__ NestedDual<T> max_with_tangents(T scale, const Tangen
   return max_logit;
 }
 
+// Returns the logit from which the maximum of a thread's part of a row starts: the label's logit z, or the largest one
+// of the first vectors of the lanes that share the row. Precondition: all 32 lanes of a warp call it together.
+template <class Group, class Source, class View, class T>
+__device__ __forceinline__ NestedDual<T> first_max(const Group& group, T scale, const Source& source, const View& view,
+                                                   bool active, NestedDual<T> z) {
+  NestedDual<T> max_logit = z;
+  if (active && group.thread_rank() < view.vectors) {
+    const auto x = source.template load<View::kVecSize, false>(view.first(group.thread_rank()));
+    max_logit = max_with_tangents(scale, x, z);
+  }
+  return subwarp_reduce(max_logit, group.subwarp_size(), MaxOp{});
+}
+
 // Sums over a thread's part of a row, as partial_softmax: every `step`-th vector from `begin` to `end`, and the edge
-// class `edge` (or -1).
+// class `edge` (or -1). The maximum starts from `start`.
 template <int kVectors, class Program, class Source, class View, class Index, class T>
 __device__ __forceinline__ HvpSums<Program> sums_with_tangents(const Program& program, const Source& source,
                                                                const View& view, Index label, NestedDual<T> z,
-                                                               Index begin, Index end, Index step, Index edge) {
+                                                               NestedDual<T> start, Index begin, Index end, Index step,
+                                                               Index edge) {
   using Storage = typename Program::Storage;
   constexpr int kVecSize = View::kVecSize;
   const T scale = program.logit.scale.value;
-  HvpSums<Program> sums{{z, NestedDual<T>(0)}, NestedDual<T>(0), NestedDual<T>(0)};
+  HvpSums<Program> sums{{start, NestedDual<T>(0)}, NestedDual<T>(0), NestedDual<T>(0)};
   if constexpr (Source::kStaged) {
     // The maximum needs a pass of its own: in nearly every pack some lane of the warp would meet a new maximum.
-    NestedDual<T> max_logit = z;
+    NestedDual<T> max_logit = start;
 #pragma unroll 2
     for (Index vector = begin; vector < end; vector += step) {
       max_logit = max_with_tangents(scale, source.template load<kVecSize, false>(view.first(vector)), max_logit);
@@ -281,8 +296,11 @@ __device__ __forceinline__ typename Program::Compute hvp_row(const Program& prog
   using Index = decltype(view.vectors + 0);
   const Index label = t.active ? static_cast<Index>(t.label) : Index(-1), edge = view.edge_class(group.thread_rank());
   const Index rank = group.thread_rank(), threads = group.num_threads();
+  Number start = z;
+  if constexpr (!Source::kStaged) start = first_max(group, of_logit, source, view, t.active, z);
   if (t.active) {
-    sums = sums_with_tangents<kVectors>(program, source, view, label, z, rank, Index(view.vectors), threads, edge);
+    const Index vectors = view.vectors;
+    sums = sums_with_tangents<kVectors>(program, source, view, label, z, start, rank, vectors, threads, edge);
   }
   subwarp_combine(sums, group.subwarp_size());
   group_combine(group, sums, sync);

@@ -579,6 +579,9 @@ def _second_vectors(kernel: SoftmaxKernel) -> int:
 
     More classes with tangents would not fit into its registers.
     """
+    if kernel.evaluates_hvp and kernel.vec_size * ITEMSIZE[kernel.input] == 16:
+        # Two vectors leave registers for fewer threads, and took up to 1.3 times as long.
+        return 1
     return max(1, SECOND_CLASSES // (4 if kernel.compute == "float64" else 1) // kernel.vec_size)
 
 
@@ -723,7 +726,9 @@ class _Indices:
 
     @staticmethod
     def _size(kernel: SoftmaxKernel) -> str:
-        vectors = max(TWO_PASS_DENSE_VECTORS, _second_vectors(kernel)) if kernel.kind == "hvp" else TWO_PASS_VECTORS
+        vectors = _second_vectors(kernel) if kernel.kind == "hvp" else TWO_PASS_VECTORS
+        if kernel.kind == "hvp" and not kernel.evaluates_hvp:
+            vectors = max(TWO_PASS_DENSE_VECTORS, vectors)
         return f"{kernel.vec_size}, {vectors}"
 
     @staticmethod

@@ -366,6 +366,10 @@ SECOND_THREADS = 1 << 16
 SECOND_CLASSES = 8
 #: FEW_CLASSES for second derivatives of fewer than MANY_ROWS rows: a thread waits for memory for each class.
 SECOND_FEW_CLASSES = 16
+#: Maximum number of classes of rows that warps stage in shared memory for second derivatives, by bytes of a logit.
+SECOND_STAGED_LABEL_CLASSES = {2: 96, 4: 64, 8: 32}
+#: Minimum number of such rows of more than FEW_CLASSES classes, by bytes of a logit.
+SECOND_STAGED_LABEL_ROWS = {2: 1 << 15, 4: 1 << 17, 8: 1 << 17}
 #: FEW_CLASSES for second derivatives with dense targets: a thread stages no classes in shared memory.
 SECOND_DENSE_CLASSES = 4
 #: Minimum number of vectors of a row with edge elements, for second derivatives; with fewer, vectors are narrower.
@@ -1725,7 +1729,15 @@ def second_layout(
     shifted = together and softmax and vector_size(sizes, strides, logits, gradients, together) < vec_size
     class_strides = (logits.class_stride, gradients.class_stride, 0, 0, 0, directions.class_stride)
     words = space_words(rows, classes, class_strides, sizes, strides)
-    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges)
+    # Rows that warps can stage: they follow each other without gaps in all arrays.
+    word = gcd(16, logits.misalignment, gradients.misalignment, directions.misalignment)
+    follow = together and directions.class_stride == 1 and strides[0] == strides[1] == strides[-1]
+    follow = follow and without_gaps(classes, sizes, strides[0]) and word >= logits.itemsize
+    stages = softmax and not capped and follow and rows >= MANY_ROWS
+    many = stages and rows >= SECOND_STAGED_LABEL_ROWS[logits.itemsize]
+    few = SECOND_STAGED_LABEL_CLASSES[logits.itemsize] if many else FEW_CLASSES
+    long = logits.itemsize == 4 and not capped
+    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges, few, long)
     shares = together and vec_size > 1 and directions.class_stride == 1 and kind in ("subwarp", "block")
     if shares and not capped:
         lies = _alike(sizes, [strides[0], strides[1], strides[5]], (logits, gradients, directions))
@@ -1738,13 +1750,10 @@ def second_layout(
         return _second_column_layout(rows, classes, sizes, words, logits.itemsize, heavy)
     row = per_thread = 0  # bytes of a row in shared memory
     alone = softmax and not capped and kind == "thread_per_row_two_pass"
-    if alone and together:
-        word = gcd(16, logits.misalignment, gradients.misalignment, directions.misalignment)
-        follow = strides[0] == strides[1] == strides[-1] and directions.class_stride == 1
-        if rows >= MANY_ROWS and follow and word >= logits.itemsize and without_gaps(classes, sizes, strides[0]):
-            kind, vec_size, per_thread = "staged_packed_rows", word // logits.itemsize, classes
-            row, threads = 2 * packed_pitch(classes * logits.itemsize), PACKED_THREADS
-    elif alone:
+    if alone and stages:
+        kind, vec_size, per_thread = "staged_packed_rows", word // logits.itemsize, classes
+        row, threads = 2 * packed_pitch(classes * logits.itemsize), PACKED_THREADS
+    elif alone and not together:
         row = 2 * classes * logits.itemsize
         kind, row = ("staged_thread_per_row", row) if row * THREAD_PER_ROW_THREADS_MIN <= SHARED_BYTES else (kind, 0)
     if row:
@@ -1757,6 +1766,7 @@ def second_layout(
     return RowLayout(
         kind, vec_size, width, threads, _chunks(units), per_block, row * threads, space_rank(rows, sizes),
         words, cluster, per_thread=per_thread, shifted=shifted and kind in ("subwarp", "block"),
+        warps=_warps_of_long_rows(threads),
     )  # fmt: skip
 
 

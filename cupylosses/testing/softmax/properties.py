@@ -215,8 +215,10 @@ def some_rows_are_many() -> Iterator[None]:
 
 @contextmanager
 def few_rows_are_many() -> Iterator[None]:
-    """Within this context, new plans keep rows in registers however few there are."""
-    with mock.patch.multiple(softmax_layout, MANY_ROWS=1, TILE_ROWS=1, INTERLEAVED_ROWS=1):
+    """Within this context, new plans keep rows in registers, or stage them, however few there are."""
+    staged = dict.fromkeys(softmax_layout.SECOND_STAGED_LABEL_ROWS, 1)
+    every = {"MANY_ROWS": 1, "TILE_ROWS": 1, "INTERLEAVED_ROWS": 1, "SECOND_STAGED_LABEL_ROWS": staged}
+    with mock.patch.multiple(softmax_layout, **every):
         yield
 
 
