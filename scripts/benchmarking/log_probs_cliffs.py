@@ -30,15 +30,14 @@ def cases() -> Iterator[Case]:
         yield _case(ODD, dtype, options={"return_entropy": True})
         yield _case(VOCABULARY, dtype, labels=4, copy_bar=0.7)
         for shape in (VOCABULARY, ODD):
-            yield _case(shape, dtype, group=SECOND, mode=HVP, copy_bar=0.4)
-    for shape in (VOCABULARY, ODD):
-        yield _second(shape, {"return_entropy": True}, copy_bar=0.4)
-    yield _second(COMMON, labels=4, copy_bar=0.4)
-    yield _second(COMMON, {"softcap": 30.0, "return_entropy": True})
+            yield _second(shape, dtype, copy_bar=0.4)
+            yield _second(shape, dtype, {"return_entropy": True}, copy_bar=0.4)
+        yield _second(COMMON, dtype, labels=4, copy_bar=0.4)
+        yield _second(COMMON, dtype, {"softcap": 30.0, "return_entropy": True})
 
 
-def _second(shape: Sequence[int], options: dict[str, Any] | None = None, **fields: Any) -> Case:
-    return _case(shape, "float32", options=options, group=SECOND, mode=HVP, **fields)
+def _second(shape: Sequence[int], dtype: str, options: dict[str, Any] | None = None, **fields: Any) -> Case:
+    return _case(shape, dtype, options=options, group=SECOND, mode=HVP, **fields)
 
 
 def _case(

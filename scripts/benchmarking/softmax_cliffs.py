@@ -282,4 +282,10 @@ def _second() -> Iterator[Case]:
     yield Case(SECOND, logits((8, 19, 512, 512), F32), mode=HVP, layouts={0: channels_last(4)}, copy_bar=0.4)
     for loss in ("kl_div_with_logits", "distillation_loss"):
         yield Case(SECOND, logits((2048, 32000), BF16, loss=loss), mode=HVP, copy_bar=0.4)
+    # Rows that warps stage, rows that a warp reads again, and rows that the largest blocks read again.
+    for dtype in DTYPES:
+        yield Case(SECOND, logits((1000000, 63), dtype), mode=HVP, copy_bar=0.4)
+    yield Case(SECOND, logits((32768, 2048), BF16, loss="kl_div_with_logits"), mode=HVP, copy_bar=0.4)
+    yield Case(SECOND, logits((8192, 32000), F32), mode=HVP, copy_bar=0.4)
+    yield Case(SECOND, logits((1024, 32000), F32, loss="distillation_loss"), mode=HVP, copy_bar=0.4)
     yield Case(SECOND, logits((128, 1000), F32), mode=HVP)
