@@ -1,9 +1,8 @@
 // Second derivatives for dense targets with respect to the logits only, rows in memory. Formulas of dense_hvp.cuh.
 //
 // 1. The lanes of a warp start with the largest logit of their first vectors, so that they rarely find a larger one.
-// 2. Each thread reads its part of the row. If a logit reaches or exceeds the running maximum m, whose tangent is t,
-// the
-//    sums become relative to this logit m' and its tangent t'. With f = exp(m - m') and d = t - t':
+// 2. Each thread reads its part of the row. If a logit m' with tangent t' reaches or exceeds the running maximum m,
+//    whose tangent is t, the sums become relative to it. With f = exp(m - m') and d = t - t':
 //
 //      S' = f S       (sum of e_c u_c)' = f (sum of e_c u_c + d S)       (sum of h_c u_c)' = sum of h_c u_c + d H
 //
@@ -12,7 +11,8 @@
 //    results.
 //
 // A group owns a row. Traffic: logits and tangents are read twice, targets once, and not at all with kSkipsSums; each
-// result is written once. Preconditions: those of dense_hvp.cuh; with a kVecSize above 1 classes are contiguous.
+// result is written once. The first vectors are read once more. Preconditions: those of dense_hvp.cuh; with a kVecSize
+// above 1 classes are contiguous.
 #pragma once
 #include "softmax/dense_hvp.cuh"
 #include "softmax/hvp_rows.cuh"
@@ -95,7 +95,7 @@ struct DenseHvpRow {
     const unsigned long long first = reinterpret_cast<unsigned long long>(targets + view.head);
     vectors_of_targets = first % sizeof(Pack<Target, kVecSize>) == 0;
   }
-  // Loads kCount classes. kLast: they are not read again, and without their targets.
+  // Loads kCount classes. kLast: they are not read again, and their targets are not needed.
   template <int kCount, bool kLast>
   __device__ __forceinline__ DenseHvpPack<Program, kCount> load(int64 first) const {
     DenseHvpPack<Program, kCount> pack;

@@ -137,7 +137,8 @@ class SoftmaxKernel(Kernel):
         per_thread: Classes per thread, or vectors of a row, if their number is a compile-time constant; or vectors, or
             rows, of a tile of log-probabilities per lane; or vectors that a thread has in flight, in slices and in
             streamed rows.
-        warps: Warps that share a tile of columns, or warps of a block of pipelined or streamed rows.
+        warps: Warps that share a tile of columns, or warps of a block of pipelined or streamed rows, or of long rows of
+            second derivatives.
         lanes: Lanes that share a row in pipelined rows and in second derivatives in registers; threads that read a
             class, in slices.
         edges: Maximum number of edge elements of a row per thread.
