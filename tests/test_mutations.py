@@ -248,7 +248,7 @@ def terms(check: Callable[..., None], row_loss: str, layout: str, **drawn: Any) 
     return run
 
 
-def slopes_in_a_window() -> None:
+def grads_by_p_in_a_window() -> None:
     """Rows of 16 bits that are as long as those of the layout "windowed" in 32 bits."""
     with term_properties.term_chip(), host.execution(seed=1):
         call = term_properties.draw_terms("distillation_loss, mixed", (9, 8207), dtypes=("bfloat16", "bfloat16"))
@@ -401,15 +401,15 @@ BATTERY: dict[str, Callable[[], None]] = {
         "subwarp",
         dtypes=("bfloat16", "bfloat16"),
     ),
-    "dense, slopes": terms(
+    "dense, dh/dp": terms(
         partial(row_properties.agrees_with_truth, both=False),
         "distillation_loss, mixed",
         "subwarp",
         dtypes=("bfloat16", "bfloat16"),
         sure=(True, True),
     ),
-    "dense, slopes of values that are not covered": of_shape(term_properties.terms_read_teachers_again, "subwarp"),
-    "dense, slopes in a window": slopes_in_a_window,
+    "dense, dh/dp of values that are not covered": of_shape(term_properties.terms_read_teachers_again, "subwarp"),
+    "dense, dh/dp in a window": grads_by_p_in_a_window,
     "dense, equal": of_shape(term_properties.terms_share_equal_logits, "subwarp"),
     "copies": copied,
     "layers, chunks": hosted(partial(layer_properties.agrees_with_truth, "chunks", linear_bias=True)),

@@ -6,8 +6,8 @@
 // M = sum of e_c u_c / S and H = sum of h_c:
 //
 //   lse'   = s (v_m + M)
-//   jvp    = s (sum of h_c u_c - H M) + slope lse'                             slope = penalty'(lse)
-//   hvp_c  = e_c (A u_c + B)          A = s K (slope - H),  B = K slope' - A M,  K = grad_output s / S
+//   jvp    = s (sum of h_c u_c - H M) + r lse'                                 r = penalty'(lse)
+//   hvp_c  = e_c (A u_c + B)          A = s K (r - H),  B = K r' - A M,        K = grad_output s / S
 //
 // u_m is 0, so nothing cancels at the largest logit either. If the derivatives of a term sum to 0
 // (Program::kSkipsSums), no sum over the term is needed: the tangent of each derivative is evaluated on nested numbers,
@@ -122,14 +122,14 @@ struct LogitHvp {
       return {T(0), no_distribution, mean, log_sum, factor * of_logit};
     } else {
       const Number lse{max.logit + log_sum, of_logit * (max.tangent + mean)};
-      const Number slope = tangent_or_zero(program.penalty(variable<1u, 0>(lse)), 0);
+      const Number penalty_grad = tangent_or_zero(program.penalty(variable<1u, 0>(lse)), 0);
       if constexpr (Program::kValued) {
         value = scalar_fma(of_logit, scalar_fma(-sums[kGradLogP], mean, sums[kAlong]),
-                           scaled_tangent(slope.value, lse.tangent));
+                           scaled_tangent(penalty_grad.value, lse.tangent));
       }
       const T common = factor * of_logit * inverse;
-      const T coeff = common * (slope.value - sums[kGradLogP]) * of_logit;
-      const T constant = scalar_fma(-coeff, mean, scaled_tangent(common, slope.tangent));
+      const T coeff = common * (penalty_grad.value - sums[kGradLogP]) * of_logit;
+      const T constant = scalar_fma(-coeff, mean, scaled_tangent(common, penalty_grad.tangent));
       return {coeff, constant + no_distribution, mean, log_sum, factor};
     }
   }

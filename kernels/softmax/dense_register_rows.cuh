@@ -51,7 +51,7 @@ __device__ __forceinline__ void gradients_of_dense_register_rows(
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const auto& row = of[i].row;
-    const SoftmaxVjp<Compute> vjp(row.softmax[0], row.sums.grad_log_p, row.slope,
+    const SoftmaxVjp<Compute> vjp(row.softmax[0], row.sums.grad_log_p, row.penalty_grad,
                                   of[i].factor * program.logit.common_slope());
     gradient_of_leader[i] = vjp.at_largest(of[i].h_of_leader);
     shared[i] = vjp.shared;

@@ -17,8 +17,8 @@
 //    (the classes of the largest logits), terms receive KnownLogs: both probabilities, and the logarithm of their
 //    ratio, computed from the difference of the logits.
 // 4. GradientPass: gradients of both operands. If SumPass has replaced the operands by numbers that the gradients need,
-//    KeptGradientPass computes them from these. In 16 bits, where only one number per class has room, a SlopeSumPass
-//    replaces the teacher's logits by dh/dp, for SlopeGradientPass; and h_1 is the gradient where it sums to 0, so
+//    KeptGradientPass computes them from these. In 16 bits, where only one number per class has room, a GradByPSumPass
+//    replaces the teacher's logits by dh/dp, for GradByPGradientPass; and h_1 is the gradient where it sums to 0, so
 //    SumAndGradientPass writes it while it adds.
 //
 // A thread that shares a row on chip with no other lane of its warp (Classes::kAlone) also uses KnownLogs
@@ -328,7 +328,7 @@ __device__ __forceinline__ int leader_of_row(const KnownMax<Compute>& known, con
   return identical(known.max_logit, softmax.max_logit) ? known.leader : -1;
 }
 
-// State of a row for GradientPass. `slope` is the derivative of the penalty. `factor` is the factor of the row's
+// State of a row for GradientPass. `penalty_grad` is the derivative of the penalty. `factor` is the factor of the row's
 // gradients (grad_factor).
 template <class Compute, int kCount, class Sums = DenseSums<Compute>>
 struct DenseRow {
@@ -341,7 +341,7 @@ struct DenseRow {
   bool known;
   Sums sums;
   Compute value;
-  Compute slope;
+  Compute penalty_grad;
   Compute factor;
   Dual<Compute, 0> classes;  // their number, converted once: compilers would convert it for every vector
 
@@ -353,9 +353,9 @@ struct DenseRow {
 
 // True for the type of a term that also has its derivative with respect to p.
 template <class T>
-constexpr bool kHasSlope = false;
+constexpr bool kHasGradByP = false;
 template <class T, unsigned kMask>
-constexpr bool kHasSlope<TermOfKnownLogs<T, kMask>> = true;
+constexpr bool kHasGradByP<TermOfKnownLogs<T, kMask>> = true;
 
 // Type of a term of KnownLogs; Absent if a row has none.
 template <class Term, bool kKnown>
@@ -398,10 +398,10 @@ struct DenseRowProgram {
   static constexpr bool kKeeps = kTeacher && kInputGradient && !kTargetGradient && !kCapped_;
   // True if h_1 sums to 0 over a row and therefore is the gradient, up to rounding errors of the sums of exponentials.
   static constexpr bool kTermIsGradient = kKeeps && kKnown && kNarrow && Term_::kBalanced;
-  // True if SlopeSumPass may replace the teacher's logits of a row on chip by dh/dp: the term has it at no cost, the
+  // True if GradByPSumPass may replace the teacher's logits of a row on chip by dh/dp: the term has it at no cost, the
   // gradient would otherwise evaluate the term again, and what has room in their place is finer than a gradient.
-  static constexpr bool kKeepsSlopes = kKeeps && kHasSlope<typename TermType<Term_, kKnown && kNarrow>::type> &&
-                                       (sizeof(Target_) == 4 || kSameType<Gradient_, bfloat16_t>);
+  static constexpr bool kKeepsGradsByP = kKeeps && kHasGradByP<typename TermType<Term_, kKnown && kNarrow>::type> &&
+                                         (sizeof(Target_) == 4 || kSameType<Gradient_, bfloat16_t>);
   // kSkipsSums: true if neither the gradients nor the outputs need SumPass. kValued: true if there is a value.
   // DenseHvpProgram (dense_second_derivatives.cuh) sets other values.
   static constexpr bool kSkipsSums = false;
@@ -548,7 +548,7 @@ struct DenseRowProgram {
     const Compute lse_of_row = active ? row.softmax[0].max_logit + row.softmax[0].log_sum : Compute(0);
     const auto added = penalty(variable<1u, 0>(lse_of_row));
     row.value = active ? row.sums.value + added.value : Compute(0);
-    row.slope = tangent_or_zero(added, 0);
+    row.penalty_grad = tangent_or_zero(added, 0);
     if (row.value != row.value) row.value = nan_result(row.value);
     if (!first) return;
     if (values != nullptr) values[offset[kResults]] = Narrow<Result>::from(row.value);
@@ -686,15 +686,15 @@ __device__ __forceinline__ void for_each_bit(unsigned bits, const F& f) {
 }
 
 // Numbers per class that the gradients need and SumPass returns: none; h_1, which is the gradient; h_1 and p; or dh/dp.
-enum Kept { kKeepsNothing, kKeepsGradient, kKeepsGradientAndP, kKeepsSlope };
+enum Kept { kKeepsNothing, kKeepsGradient, kKeepsGradientAndP, kKeepsGradByP };
 
 // dh/dp of a term. Where it has none, it follows from h_1 = p dh/dp.
 template <class T, unsigned kMask>
-__device__ __forceinline__ T slope_of(const TermOfKnownLogs<T, kMask>& y, T) {
+__device__ __forceinline__ T grad_by_p_of(const TermOfKnownLogs<T, kMask>& y, T) {
   return y.by_p;
 }
 template <class T, unsigned kMask>
-__device__ __forceinline__ T slope_of(const Dual<T, kMask>& y, T p) {
+__device__ __forceinline__ T grad_by_p_of(const Dual<T, kMask>& y, T p) {
   const T h = tangent_or_zero(y, 0);
   return h == T(0) ? T(0) : scalar_divide_in_range(h, p);
 }
@@ -789,12 +789,12 @@ struct SumPass {
   }
 
  private:
-  // Also returns the number of the term that is kept. `p` matters only for kKeepsSlope.
+  // Also returns the number of the term that is kept. `p` matters only for kKeepsGradByP.
   template <class Y>
   __device__ __forceinline__ void add(const Y& y, Compute p, Compute& of_term, bool leads = false,
                                       bool teacher_leads = false) const {
     of_term = tangent_or_zero(y, 0);
-    if constexpr (kKept == kKeepsSlope) of_term = slope_of(y, p);
+    if constexpr (kKept == kKeepsGradByP) of_term = grad_by_p_of(y, p);
     add_to(row.sums, y, leads, teacher_leads);
   }
 };
@@ -822,28 +822,28 @@ struct SumAndGradientPass {
 // dh/dp in place of the teacher's logits, in as many bytes. The factor makes the best of a half's range: |dh/dp| is
 // below 250, and small where the logarithms of p and q nearly agree.
 template <class Target>
-struct SlopeInPlace {
+struct GradByPInPlace {
   static_assert(sizeof(Target) == 2 || sizeof(Target) == 4, "a half or a float");
   using Storage = Choose<sizeof(Target) == 2, half_t, float>;
   static constexpr float kFactor = 256.0f;
 
   template <int kVecSize>
-  static __device__ __forceinline__ Pack<Target, kVecSize> from(const float (&slopes)[kVecSize]) {
+  static __device__ __forceinline__ Pack<Target, kVecSize> from(const float (&by_p)[kVecSize]) {
     float scaled[kVecSize];
 #pragma unroll
-    for (int i = 0; i < kVecSize; ++i) scaled[i] = slopes[i] * kFactor;
+    for (int i = 0; i < kVecSize; ++i) scaled[i] = by_p[i] * kFactor;
     return reinterpret_pack<Target>(NarrowPack<Storage, kVecSize>::from(scaled));
   }
-  // Sets slopes to kFactor times dh/dp.
+  // Sets by_p to kFactor dh/dp.
   template <int kVecSize>
-  static __device__ __forceinline__ void scaled_of(const Pack<Target, kVecSize>& pack, float (&slopes)[kVecSize]) {
-    unpack(reinterpret_pack<Storage>(pack), slopes);
+  static __device__ __forceinline__ void scaled_of(const Pack<Target, kVecSize>& pack, float (&by_p)[kVecSize]) {
+    unpack(reinterpret_pack<Storage>(pack), by_p);
   }
 };
 
 // SumPass that replaces the teacher's logits of a pack by dh/dp, except those of the student's leader.
 template <class Sums, class Program, class Compute = typename Program::Compute>
-struct SlopeSumPass {
+struct GradByPSumPass {
   static constexpr bool kReadsTargets = true;
   using Target = typename Program::Target;
   Sums& sums;
@@ -854,7 +854,7 @@ struct SlopeSumPass {
                                                                const Pack<Target, kVecSize>& t) const {
     Compute kept[2][kVecSize], raw[kVecSize];
     sums(first, x, t, kept);
-    Pack<Target, kVecSize> replacement = SlopeInPlace<Target>::from(kept[0]);
+    Pack<Target, kVecSize> replacement = GradByPInPlace<Target>::from(kept[0]);
     unpack(x, raw);
     if (const unsigned leading = sums.program.leading(sums.row, static_cast<int>(first), raw)) {
 #pragma unroll
@@ -1253,8 +1253,8 @@ struct GradientsInPlace {
 // Vector-Jacobian product of a log-softmax: from the derivatives h_c with respect to the log-probabilities to the
 // derivatives g_c with respect to the logits.
 //
-//   g_c = factor (h_c - p_c (sum - slope))                                         sum = sum over k of h_k
-//   g_m = factor (h_m (1 - p_m) - p_m ((sum - h_m) - slope))                       at the largest logit
+//   g_c = factor (h_c - p_c (sum - penalty_grad))                                  sum = sum over k of h_k
+//   g_m = factor (h_m (1 - p_m) - p_m ((sum - h_m) - penalty_grad))                at the largest logit
 //
 // Both formulas have the same exact value. The first takes three instructions, with the exponential instead of p_c, and
 // loses no more than a unit in the last place while p_c <= 1/2. Only the largest logit can exceed that: its own h_m
@@ -1263,17 +1263,17 @@ template <class Compute, class Sum = Compute>
 struct SoftmaxVjp {
   Compute max_logit;
   Compute factor;
-  Compute of_all;  // factor (sum - slope)
+  Compute of_all;  // factor (sum - penalty_grad)
   Compute shared;  // of_all divided by the sum of exponentials
-  Compute sum, slope, inv_sum, max_complement;
+  Compute sum, penalty_grad, inv_sum, max_complement;
 
-  __device__ __forceinline__ SoftmaxVjp(const Softmax<Compute>& s, Compute sum, Compute slope, Compute factor)
+  __device__ __forceinline__ SoftmaxVjp(const Softmax<Compute>& s, Compute sum, Compute penalty_grad, Compute factor)
       : max_logit(s.max_logit),
         factor(factor),
-        of_all((sum - slope) * factor),
-        shared((sum - slope) * s.inv_sum * factor),
+        of_all((sum - penalty_grad) * factor),
+        shared((sum - penalty_grad) * s.inv_sum * factor),
         sum(sum),
-        slope(slope),
+        penalty_grad(penalty_grad),
         inv_sum(s.inv_sum),
         max_complement(s.max_complement) {
   }
@@ -1283,7 +1283,7 @@ struct SoftmaxVjp {
   }
   // Returns g of the class of the largest logit, given h.
   __device__ __forceinline__ Compute at_largest(Compute h) const {
-    return (h * max_complement - inv_sum * ((sum - h) - slope)) * factor;
+    return (h * max_complement - inv_sum * ((sum - h) - penalty_grad)) * factor;
   }
   // Replaces the derivatives h of a pack by g, given its logits z. `has_largest`: true if one of these is the largest
   // logit of the row; may be false if no probability exceeds 1/2.
@@ -1364,7 +1364,7 @@ struct GradientPass {
         place(place),
         active(active),
         value(value),
-        of_logits(row.softmax[0], row.sums.grad_log_p, row.slope, row.factor * program.logit.common_slope()),
+        of_logits(row.softmax[0], row.sums.grad_log_p, row.penalty_grad, row.factor * program.logit.common_slope()),
         of_teacher(row.softmax[Program::kSoftmaxes - 1], row.sums.grad_log_q, Compute(0),
                    row.factor * program.logit.common_slope()) {
   }
@@ -1484,10 +1484,10 @@ struct GradientPass {
   }
 };
 
-// Computes the gradients of a row from what SlopeSumPass left. If KnownLogs do not cover all values of the thread,
+// Computes the gradients of a row from what GradByPSumPass left. If KnownLogs do not cover all values of the thread,
 // dh/dp may be out of range, and the thread reads its teacher's logits from memory again.
 template <int kLogs, class Program, class Place, class Compute = typename Program::Compute>
-struct SlopeGradientPass {
+struct GradByPGradientPass {
   static constexpr bool kReadsTargets = true;
   using Input = typename Program::Input;
   using Target = typename Program::Target;
@@ -1497,13 +1497,13 @@ struct SlopeGradientPass {
   GradientPass<kLogs, Program, Place> gradients;
   Compute factor;  // of dh/dp in its place
 
-  __device__ __forceinline__ SlopeGradientPass(const Program& program, const typename Program::Row& row,
-                                               const int64 (&offset)[kRowStreams], const Place& place, bool active)
+  __device__ __forceinline__ GradByPGradientPass(const Program& program, const typename Program::Row& row,
+                                                 const int64 (&offset)[kRowStreams], const Place& place, bool active)
       : program(program),
         row(row),
         teacher(program.targets_of(offset)),
         gradients(program, row, place, active),
-        factor(gradients.of_logits.factor * (Compute(1) / SlopeInPlace<Target>::kFactor)) {
+        factor(gradients.of_logits.factor * (Compute(1) / GradByPInPlace<Target>::kFactor)) {
   }
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Pack<Input, kVecSize>& x,
@@ -1512,7 +1512,7 @@ struct SlopeGradientPass {
     Compute raw[kVecSize], y[kVecSize], g[kVecSize];
     unpack(x, raw);
     program.logit.unscaled_of(raw, y);
-    SlopeInPlace<Target>::scaled_of(t, g);
+    GradByPInPlace<Target>::scaled_of(t, g);
 #pragma unroll
     for (int i = 0; i < kVecSize; ++i) {
       const Compute p = row.logs.log_p(row.softmax[0], y[i], Compute(0)).number;
@@ -1540,7 +1540,7 @@ struct KeptGradientPass {
       : place(place),
         instead(row.value),
         usual(active && row.value == row.value),
-        of_logits(row.softmax[0], row.sums.grad_log_p, row.slope, row.factor * program.logit.common_slope()) {
+        of_logits(row.softmax[0], row.sums.grad_log_p, row.penalty_grad, row.factor * program.logit.common_slope()) {
   }
   template <int kVecSize>
   __device__ __forceinline__ void operator()(int64 first, const Compute (&kept)[2][kVecSize]) const {
@@ -1753,7 +1753,7 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   // Gradients that overwrite logits in memory could destroy logits that other lanes are still to read.
   constexpr bool kAtOnce = kGradient && Program::kTermIsGradient && (Classes::kOnChip || !Program::kInPlace);
   constexpr bool kKept = kGradient && (kOnChip || kAlone) && !kAtOnce && Program::kKeeps && Classes::kHasRoom;
-  constexpr bool kSlopes = kGradient && kLed && Program::kKeepsSlopes && Classes::kReplaces && !kKept;
+  constexpr bool kGradsByP = kGradient && kLed && Program::kKeepsGradsByP && Classes::kReplaces && !kKept;
   const int width = group.subwarp_size();
   MaxPass<Program> maxima;
   if constexpr (kOnChip) classes.for_each(maxima);
@@ -1788,10 +1788,10 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
   } else {
     // In 16 bits, the logarithms of the softmaxes take fewer instructions than KnownLogs and their exceptions.
     constexpr int kLogs = !kLed ? kOfSoftmax : kAtOnce ? kKnownRatio : kInPacks;
-    constexpr int kKeeps = kAtOnce   ? kKeepsGradient
-                           : kKept   ? kKeepsGradientAndP
-                           : kSlopes ? kKeepsSlope
-                                     : kKeepsNothing;
+    constexpr int kKeeps = kAtOnce     ? kKeepsGradient
+                           : kKept     ? kKeepsGradientAndP
+                           : kGradsByP ? kKeepsGradByP
+                                       : kKeepsNothing;
     using Sums = SumPass<kGradient, kLogs, kKeeps, Program>;
     OnlineSoftmaxes<Compute, Program::kSoftmaxes> softmaxes;
     KnownMax<Compute> known[Program::kSoftmaxes];
@@ -1858,8 +1858,8 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
       classes.final_pass(pass);
     } else if constexpr (kKept) {
       classes.for_each_kept(sum_pass);
-    } else if constexpr (kSlopes) {
-      classes.for_each_replaced(SlopeSumPass<Sums, Program>{sum_pass});
+    } else if constexpr (kGradsByP) {
+      classes.for_each_replaced(GradByPSumPass<Sums, Program>{sum_pass});
     } else if constexpr (kGradient) {
       classes.for_each(sum_pass);
     } else {
@@ -1883,9 +1883,9 @@ __device__ __forceinline__ typename Program::Compute visit_dense_row(const Progr
     using Place = decltype(place);
     if constexpr (kKept) {
       classes.final_kept_pass(KeptGradientPass<Program, Place>(program, row, place, classes.active));
-    } else if constexpr (kSlopes) {
+    } else if constexpr (kGradsByP) {
       classes.final_replaced_pass(
-          SlopeGradientPass<kInPacks, Program, Place>(program, row, offset, place, classes.active));
+          GradByPGradientPass<kInPacks, Program, Place>(program, row, offset, place, classes.active));
     } else {
       Compute value = Compute(0);
       constexpr int kLogs = kLed ? kInPacks : kOfSoftmax;

@@ -124,19 +124,19 @@ struct SoftmaxVjp<NestedDual<T>, Sum> {
   static constexpr bool kApart = !kSameType<Sum, Number>;
   Number max_logit, factor, shared;
   Sum sum;
-  Number slope, inv_sum, max_complement;
+  Number penalty_grad, inv_sum, max_complement;
 
-  __device__ __forceinline__ SoftmaxVjp(const Softmax<Number>& s, Sum sum, Number slope, Number factor)
+  __device__ __forceinline__ SoftmaxVjp(const Softmax<Number>& s, Sum sum, Number penalty_grad, Number factor)
       : max_logit(s.max_logit),
         factor(factor.value, T(0)),
-        shared((with_leader(sum) - slope) * s.inv_sum * factor),
+        shared((with_leader(sum) - penalty_grad) * s.inv_sum * factor),
         sum(sum),
-        slope(slope),
+        penalty_grad(penalty_grad),
         inv_sum(s.inv_sum),
         max_complement(s.max_complement) {
   }
   __device__ __forceinline__ Number at_largest(Number h) const {
-    return (h * max_complement - inv_sum * (without_leader(sum, h) - slope)) * factor;
+    return (h * max_complement - inv_sum * (without_leader(sum, h) - penalty_grad)) * factor;
   }
   template <class Logits, int kVecSize>
   __device__ __forceinline__ void apply(const Logits&, const Number (&z)[kVecSize], Number (&h)[kVecSize]) const {

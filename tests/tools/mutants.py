@@ -603,7 +603,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "gradient without that of the penalty",
         DENSE_ROWS,
         "SoftmaxVjp",
-        r"shared\(\(sum - slope\)",
+        r"shared\(\(sum - penalty_grad\)",
         "shared(sum",
         ("dense, everything",),
     ),
@@ -650,18 +650,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "dh/dp in place of the teacher's logit of a likely class",
         DENSE_ROWS,
-        "SlopeSumPass",
+        "GradByPSumPass",
         r"leading >> i & 1",
         "false",
-        ("dense, slopes",),
+        ("dense, dh/dp",),
     ),
     Mutant(
         "dh/dp taken for logits of the teacher",
         DENSE_ROWS,
-        "SlopeGradientPass",
+        "GradByPGradientPass",
         r"row\.known \? element_at\(t\.element, i\) : teacher\[first \+ i\]",
         "element_at(t.element, i)",
-        ("dense, slopes of values that are not covered",),
+        ("dense, dh/dp of values that are not covered",),
     ),
     Mutant(
         "logits of the teacher behind the window taken for dh/dp",
@@ -669,7 +669,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "pass",
         r"Base::copy\(at\.t, replacements \+ view\.first\(follower\)",
         "Base::copy(at.t, t + follower * kVecSize",
-        ("dense, slopes in a window",),
+        ("dense, dh/dp in a window",),
     ),
     # Linear layers, whose rows are computed in chunks.
     Mutant(
