@@ -480,7 +480,8 @@ def test_impossible_classes_and_masked_rows_by_logits(
     assert comparison.ok, str(comparison)
 
 
-#: True in the cases whose rows a GPU reads again from its cache: not if they are too short, too long or too few.
+#: Rows, classes and bytes of a logit; True if large blocks share a row: in float32, unless rows are too short, too long
+#: or too few.
 LONG_ROWS = [
     ((8192, 32000, 4), True), ((8192, 50257, 4), True), ((8192, 9000, 4), False), ((2048, 128256, 4), False),
     ((64, 32000, 4), False), ((8192, 50257, 2), False), ((8192, 16000, 8), False),

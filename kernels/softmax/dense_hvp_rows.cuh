@@ -38,10 +38,7 @@ struct DenseHvpPart {
   T sums[kSums];
 
   static __device__ __forceinline__ DenseHvpPart empty() {
-    DenseHvpPart part{{-scalar_infinity(T()), T(0)}, {}};
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) part.sums[i] = T(0);
-    return part;
+    return {{-scalar_infinity(T()), T(0)}, {}};
   }
   // Makes the sums relative to another maximum. Precondition: its logit is not smaller.
   __device__ __forceinline__ void move(MaxWithTangent<T> to) {

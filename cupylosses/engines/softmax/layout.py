@@ -357,8 +357,8 @@ SLICE_AHEAD = ((16, SLICES), (8, 32), (2, 1))
 SLICE_DOUBLES_AHEAD = 2
 #: Minimum number of vectors of a row per thread for second derivatives.
 SECOND_VECTORS = 2
-#: Threads of a block that shares a long row for second derivatives. So few rows are then in flight that the second pass
-#: finds them in a cache.
+#: Threads of a block that shares a long row for second derivatives. So few rows are then in flight that a cache has
+#: room for them until the second pass.
 SECOND_LONG_THREADS = 1024
 #: Number of threads that keep a GPU busy with second derivatives.
 SECOND_THREADS = 1 << 16
@@ -1736,8 +1736,8 @@ def second_layout(
     stages = softmax and not capped and follow and rows >= MANY_ROWS
     many = stages and rows >= SECOND_STAGED_LABEL_ROWS[logits.itemsize]
     few = SECOND_STAGED_LABEL_CLASSES[logits.itemsize] if many else FEW_CLASSES
-    long = logits.itemsize == 4 and not capped
-    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges, few, long)
+    large = logits.itemsize == 4 and not capped
+    kind, width, threads, cluster = _read_again(rows, classes, vec_size, together, chip, edges, few, large)
     shares = together and vec_size > 1 and directions.class_stride == 1 and kind in ("subwarp", "block")
     if shares and not capped:
         lies = _alike(sizes, [strides[0], strides[1], strides[5]], (logits, gradients, directions))
@@ -1961,12 +1961,12 @@ def _read_again(
     chip: Chip | None,
     edges: bool,
     few: int = FEW_CLASSES,
-    long: bool = False,
+    large_blocks: bool = False,
 ) -> tuple[str, int, int, int]:
     """Returns kind, threads that share a row, threads of a block and blocks of a cluster, if nothing stays on chip.
 
     Few rows are shared by more threads. If rows have ``edges``, a thread has at most one edge element. One thread
-    processes a row of at most ``few`` classes alone. If ``long``, larger blocks may share long rows.
+    processes a row of at most ``few`` classes alone. If ``large_blocks``, larger blocks may share long rows.
     """
     few = few if rows >= MANY_ROWS else min(few, SECOND_FEW_CLASSES)
     if classes <= few or not (together or rows * classes <= SECOND_APART):
@@ -1980,8 +1980,8 @@ def _read_again(
         while threads > WARP and rows * width < SECOND_BLOCKS * threads:
             threads //= 2
         return "subwarp", width, threads, 1
-    # A cache does not hold the longest rows, however few are in flight.
-    if long and rows >= 4 * MANY_BLOCKS and SECOND_LONG_THREADS <= width <= 2 * SECOND_LONG_THREADS:
+    # A cache has no room for the longest rows, however few are in flight.
+    if large_blocks and rows >= 4 * MANY_BLOCKS and SECOND_LONG_THREADS <= width <= 2 * SECOND_LONG_THREADS:
         return "block", SECOND_LONG_THREADS, SECOND_LONG_THREADS, 1
     width = min(width, THREADS)
     most = 1 if chip is None or not chip.clusters else MAX_CLUSTER
